@@ -1,0 +1,49 @@
+"""Field classes of the recipe: every leaf is SEMANTIC, TRAINING or OPERATIONAL (DESIGN 11).
+
+SEMANTIC   what rollouts mean; a change is refused in every restore mode. The default when in doubt.
+TRAINING   what an optimizer step does with rollouts; may change when no step must be replayed.
+OPERATIONAL how fast, how often, how much, where: declared with a reason, never in the fingerprint.
+
+`tests/config/test_partition.py` fails on a leaf without a class. May import: pydantic.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class FieldClass(StrEnum):
+    """What a change of the field means for state made under the old value."""
+
+    SEMANTIC = "semantic"
+    TRAINING = "training"
+    OPERATIONAL = "operational"
+
+
+class Section(BaseModel):
+    """Base of every recipe section: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+def _declared(kind: FieldClass, reason: str, default: Any, about: str, kwargs: Any) -> Any:
+    extra = {"class": kind.value, "reason": reason}
+    return Field(default, description=about, json_schema_extra=extra, **kwargs)
+
+
+def semantic(default: Any, about: str, **kwargs: Any) -> Any:
+    """Declare a field that decides what rollouts mean. `...` as default makes it required."""
+    return _declared(FieldClass.SEMANTIC, "", default, about, kwargs)
+
+
+def training(default: Any, about: str, **kwargs: Any) -> Any:
+    """Declare a field that only decides what an optimizer step does."""
+    return _declared(FieldClass.TRAINING, "", default, about, kwargs)
+
+
+def operational(default: Any, about: str, *, why: str, **kwargs: Any) -> Any:
+    """Declare a field outside the fingerprint; `why` says why no rollout depends on it."""
+    return _declared(FieldClass.OPERATIONAL, why, default, about, kwargs)

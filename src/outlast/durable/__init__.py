@@ -1,0 +1,1 @@
+"""Everything that touches a disk. Only `durable.files` publishes; bytes are verified on read."""

@@ -1,0 +1,1 @@
+"""Values and transitions of the recovery model: no asyncio, no I/O, no clock, no torch."""
