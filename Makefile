@@ -67,7 +67,7 @@ demo: $(STAMPS)/demo ## learn with a real instruct model; the same command resum
 	@begin=$$(date +%s); code=0; \
 	$(VENV)/bin/outlast train $(RECIPE) $(ARGS) || code=$$?; \
 	ran=$$(( $$(date +%s) - begin )); spent=0; \
-	if [ $(STAMPS)/demo -nt $(STAMPS)/shown ]; then spent=$$(cat $(STAMPS)/demo); touch $(STAMPS)/shown; fi; \
+	if [ ! -e $(STAMPS)/shown ] || [ $(STAMPS)/demo -nt $(STAMPS)/shown ]; then spent=$$(cat $(STAMPS)/demo); touch $(STAMPS)/shown; fi; \
 	total=$$(( ran + spent )); [ $$total -gt 0 ] || total=1; \
 	echo "installing took $$spent s, the run $$ran s: $$(( 100 * spent / total )) % of the time went into installing"; \
 	exit $$code
