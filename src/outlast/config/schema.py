@@ -96,6 +96,9 @@ class RolloutFailureSection(Section):
     backoff_s: float = operational(1.0, "first back-off; doubles", why=SPEED, ge=0)
     backoff_max_s: float = operational(30.0, "longest back-off", why=SPEED, ge=0)
     rollout_timeout_s: float = operational(600.0, "deadline of one attempt", why=BOUND, gt=0)
+    on_dropped_prompt: Literal["shrink", "replace"] = operational(
+        "shrink", "a given-up prompt shrinks its step, or a later draw replaces it", why=BOUND
+    )
     min_step_batch_fraction: float = operational(
         0.9, "smallest step, as a fraction of P", why=BOUND, gt=0, le=1
     )

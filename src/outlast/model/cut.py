@@ -104,6 +104,8 @@ class Cut(_Record, frozen=True, kw_only=True):
     """Steps above the anchor (and, in a bundled cut, the step it covers), in order."""
     shortfalls: dict[str, int]
     """Target step -> prompts given up for good, which the step must not wait for."""
+    owed: dict[str, int]
+    """Target step -> replacements it is still owed by later draws."""
     skipped_prompts: int
     consecutive_dropped: int
     next_position: int
@@ -126,6 +128,22 @@ class Cut(_Record, frozen=True, kw_only=True):
     def counts(self) -> Counter[GroupState]:
         """Unsettled groups by state."""
         return Counter(group.state for group in self.groups)
+
+
+def covered(cut: Cut) -> Cut:
+    """The cut as it is once its own trainer version is durable: what a trainer checkpoint bundles.
+
+    Groups that its steps trained leave the ledger, so their rows are not saved again.
+    """
+    kept = tuple(group for group in cut.groups if group.state is not GroupState.APPLIED)
+    trained = cut.settled.trained + len(cut.groups) - len(kept)
+    return msgspec.structs.replace(
+        cut,
+        groups=kept,
+        settled=msgspec.structs.replace(cut.settled, trained=trained),
+        applied_steps=(),
+        anchor=Anchor(kind=AnchorKind.CHECKPOINT, version=cut.trainer_version, history=cut.history),
+    )
 
 
 def check_cut(cut: Cut, order: DatasetOrder) -> None:

@@ -1,0 +1,457 @@
+"""The recovery state: the one owner of everything restart-facing, and the only maker of cuts.
+
+It composes ledger, cursor and sampler counters, and moves them together: each public method is one
+synchronous section, so a cut can never see a prompt that belongs to nobody (S4) or a step that
+half happened (S1). Every settled prompt goes to the journal in the same section.
+May import: `model` only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outlast.errors import InvariantError, StallAbort
+from outlast.model.cursor import DatasetCursor, DatasetOrder
+from outlast.model.cut import GENESIS, Anchor, Cut, SamplerState
+from outlast.model.groups import (
+    DrawnPrompt,
+    DropReason,
+    FailureKind,
+    Group,
+    GroupState,
+    PromptRef,
+    Receipt,
+    RecoveryLevel,
+    StepRecord,
+)
+from outlast.model.history import extend_history
+from outlast.model.ids import (
+    AttemptKey,
+    GroupId,
+    Incarnation,
+    SiblingIndex,
+    Step,
+    TrainerVersion,
+    next_step,
+    version_after,
+)
+from outlast.model.ids import Sequence as CutSequence
+from outlast.model.journal import Applied, Dropped, Journal
+from outlast.model.ledger import Ledger, Verdict
+from outlast.model.permits import Permits
+from outlast.model.samplers import Sampler
+from outlast.model.table import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What the recipe fixes for the model: sizes, budgets and levels."""
+
+    prompts_per_step: int
+    siblings: int
+    capacity: int
+    level: Callable[[PromptRef], RecoveryLevel]
+    dataset: str
+    dataset_size: int
+    seed: int
+    epochs: int
+    infrastructure_attempts: int = 5
+    data_attempts: int = 2
+    replace_dropped: bool = False
+    min_step_batch_fraction: float = 0.9
+    max_skipped_prompts: int = 100
+    max_consecutive_dropped_prompts: int = 16
+
+    @property
+    def step_groups_min(self) -> int:
+        """Fewest groups an optimizer step may have."""
+        return math.ceil(self.min_step_batch_fraction * self.prompts_per_step)
+
+
+class RecoveryState:
+    """Owner of groups, cursor, sampler counters, budgets, version and history."""
+
+    def __init__(
+        self, plan: RunPlan, sampler: Sampler, journal: Journal, *, incarnation: Incarnation
+    ) -> None:
+        """A run that has drawn nothing yet."""
+        self.plan = plan
+        self.sampler = sampler
+        self.incarnation = incarnation
+        self._journal = journal
+        self.order = DatasetOrder(seed=plan.seed, size=plan.dataset_size)
+        self._cursor = self._cursor_at(0)
+        self._counters = SamplerState(name=sampler.name, admitted=0, credited=0, batches=0, own={})
+        self.ledger = Ledger(incarnation=incarnation, permits=Permits(plan.capacity))
+        self.version = TrainerVersion(0)
+        self.history = GENESIS
+        self._steps: list[StepRecord] = []
+        self._reserve: list[DrawnPrompt] = []
+        self._owed: dict[Step, int] = {}
+        self._shortfalls: dict[Step, int] = {}
+        self._skipped = 0
+        self._consecutive = 0
+        self._next_position = 0
+        self.last_done: dict[str, int] = {}
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.mutations = 0
+        """Grows with every change a cut would show; never goes back."""
+
+    @classmethod
+    def restored(
+        cls,
+        plan: RunPlan,
+        sampler: Sampler,
+        journal: Journal,
+        *,
+        incarnation: Incarnation,
+        cut: Cut,
+        anchor: Anchor,
+        abrupt: bool,
+    ) -> RecoveryState:
+        """The state of `cut`, reopened by a new incarnation onto the trainer state of `anchor`.
+
+        Raises InvariantError when the cut contradicts the sampler or the dataset.
+        """
+        if cut.sampler.name != sampler.name:
+            raise InvariantError(
+                f"cut {cut.sequence} was made by sampler {cut.sampler.name}, not {sampler.name}; "
+                f"sampler state cannot migrate"
+            )
+        state = cls(plan, sampler, journal, incarnation=incarnation)
+        state._cursor = state._cursor_at(cut.drawn)
+        state._counters = cut.sampler
+        state.ledger = Ledger(
+            incarnation=incarnation,
+            permits=state.ledger.permits,
+            groups=cut.groups,
+            settled=cut.settled,
+        )
+        state.version, state.history = anchor.version, anchor.history
+        state._steps = [r for r in cut.applied_steps if r.step > anchor.version]
+        state._reserve = list(cut.reserve)
+        state._owed = {Step(int(k)): n for k, n in cut.owed.items()}
+        state._shortfalls = {Step(int(k)): n for k, n in cut.shortfalls.items()}
+        state._skipped, state._consecutive = cut.skipped_prompts, cut.consecutive_dropped
+        state._next_position = cut.next_position
+        state.last_done, state.metrics = dict(cut.last_done), dict(cut.metrics)
+        for group in cut.groups:
+            state.ledger.reopen(group.id, anchor_step=anchor.version, abrupt=abrupt)
+        state._check_stamps()
+        return state
+
+    # -------------------------------------------------------------------------------- drawing
+
+    def admissible(self, acknowledged: TrainerVersion) -> int:
+        """Groups that `admit` would admit now; 0 while gate, permits or data say no."""
+        permits = self.ledger.permits
+        if self._owed and self._available:
+            return 1 if permits.free >= 1 else 0
+        count = min(self.sampler.batch_size, self._available)
+        if not count or permits.free < count:
+            return 0
+        groups = self.ledger.groups
+        return count if self.sampler.admits(self._counters, groups, acknowledged) else 0
+
+    def admit(self, acknowledged: TrainerVersion) -> tuple[Group, ...]:
+        """Draw, stamp and own the next groups; call only while `admissible` says so."""
+        count = self.admissible(acknowledged)
+        if not count:
+            raise InvariantError("admit while nothing is admissible")
+        self.mutations += 1
+        if self._owed:
+            target = min(self._owed)
+            self._pay(target)
+        else:
+            goal = self.sampler.target(self._counters)
+            admitted = self._admit_many(count, goal, acknowledged)
+            self._counters = self.sampler.admitted(self._counters, count)
+            return admitted
+        return self._admit_many(1, target, acknowledged)
+
+    @property
+    def drained(self) -> bool:
+        """No prompt is left to draw."""
+        return self._available == 0
+
+    @property
+    def _available(self) -> int:
+        return len(self._reserve) + self._cursor.remaining
+
+    def _admit_many(
+        self, count: int, target: Step | None, version: TrainerVersion
+    ) -> tuple[Group, ...]:
+        drawn = [
+            self._reserve.pop(0) if self._reserve else self._cursor.draw() for _ in range(count)
+        ]
+        return tuple(
+            self.ledger.admit(
+                prompt,
+                siblings=self.plan.siblings,
+                level=self.plan.level(prompt.prompt),
+                version=version,
+                target=target,
+            )
+            for prompt in drawn
+        )
+
+    # ------------------------------------------------------------------------------- siblings
+
+    def dispatch(
+        self, group: GroupId, sibling: SiblingIndex, *, version: TrainerVersion
+    ) -> AttemptKey:
+        """Start an attempt under the weights that are served now."""
+        self.mutations += 1
+        return self.ledger.dispatch(group, sibling, version=version)
+
+    def seal(self, receipt: Receipt) -> Verdict:
+        """Offer a finished row to its sibling."""
+        self.mutations += 1
+        return self.ledger.seal(receipt)
+
+    def fail(self, key: AttemptKey, kind: FailureKind) -> Verdict:
+        """Charge a failed attempt to its sibling's budget."""
+        self.mutations += 1
+        return self.ledger.fail(key, kind)
+
+    def exhausted_budget(self, group: GroupId) -> FailureKind | None:
+        """The budget that some sibling of the group has used up, if any."""
+        for sibling in self.ledger.groups[group].siblings:
+            if sibling.data_failures >= self.plan.data_attempts:
+                return FailureKind.DATA
+            if sibling.infrastructure_failures >= self.plan.infrastructure_attempts:
+                return FailureKind.INFRASTRUCTURE
+        return None
+
+    def give_up(self, group: GroupId) -> None:
+        """Drop a prompt whose budget is used up: replace it, or shrink its step.
+
+        Raises StallAbort when a run budget is spent or the step would become too small.
+        """
+        target = self.ledger.groups[group].target_step
+        self._drop(group, Event.GIVE_UP, DropReason.GAVE_UP)
+        self._skipped += 1
+        self._consecutive += 1
+        self._check_budgets()
+        if target is None:
+            return
+        if self.plan.replace_dropped:
+            self._owe(target)
+            return
+        self._shortfalls[target] = self._shortfalls.get(target, 0) + 1
+        left = self.plan.prompts_per_step - self._shortfalls[target]
+        if left < self.plan.step_groups_min:
+            raise StallAbort(
+                f"step {target} would shrink to {left} of {self.plan.prompts_per_step} groups; "
+                f"min_step_batch_fraction requires {self.plan.step_groups_min}. Look at the "
+                f"failing prompts, or set on_dropped_prompt: replace"
+            )
+
+    # ----------------------------------------------------------------------------- group work
+
+    def complete(self, group: GroupId) -> Group:
+        """All siblings are sealed."""
+        self.mutations += 1
+        return self.ledger.complete(group)
+
+    def commit(
+        self, group: GroupId, *, rewards: tuple[float, ...], keep: tuple[bool, ...]
+    ) -> Group:
+        """The group becomes selectable, last in buffer order."""
+        self.mutations += 1
+        self._consecutive = 0
+        position = self._next_position
+        self._next_position += 1
+        return self.ledger.commit(group, rewards=rewards, keep=keep, position=position)
+
+    def filter(self, group: GroupId) -> None:
+        """Group work rejects the group; its admission is given back."""
+        target = self.ledger.groups[group].target_step
+        self._drop(group, Event.FILTER, DropReason.FILTERED)
+        if target is not None:
+            self._owe(target)
+
+    # ---------------------------------------------------------------------------------- steps
+
+    def evict_stale(self) -> tuple[GroupId, ...]:
+        """Drop what the sampler can no longer select: buffered groups, and those in flight."""
+        groups = self.ledger.groups
+        evicted = self.sampler.evict(groups, self.version)
+        aborted = self.sampler.abort(groups, self.version)
+        for group in evicted:
+            self._drop(group, Event.EVICT, DropReason.STALE)
+        for group in aborted:
+            self._drop(group, Event.ABORT, DropReason.STALE)
+        return (*evicted, *aborted)
+
+    def wanted(self, step: Step) -> int:
+        """Groups that `step` trains: P, less its shortfall, less what the data no longer gives."""
+        full = self.plan.prompts_per_step - self._shortfalls.get(step, 0)
+        if not self.drained or self._owed.get(step):
+            return full
+        held = sum(
+            1
+            for group in self.ledger.groups.values()
+            if group.holds_permit and group.target_step in (None, step)
+        )
+        return min(full, held)
+
+    def select(self, *, at_least: int, at_most: int) -> tuple[GroupId, ...]:
+        """The sampler's choice among buffered groups; empty when it must wait."""
+        return self.sampler.select(
+            self.ledger.groups, self.version, at_least=at_least, at_most=at_most
+        )
+
+    def claim(self, groups: Sequence[GroupId], step: Step) -> tuple[Group, ...]:
+        """Selection and claim are one section: no cut sees a selected group unowned."""
+        self.mutations += 1
+        return tuple(self.ledger.claim(group, step) for group in groups)
+
+    def unclaim(self, groups: Sequence[GroupId]) -> None:
+        """An open step was abandoned."""
+        self.mutations += 1
+        for group in groups:
+            self.ledger.unclaim(group)
+
+    def apply(
+        self, groups: Sequence[GroupId], *, chunks: Sequence[int], outcome: dict[str, float]
+    ) -> StepRecord:
+        """The optimizer step over `groups` has happened: version, history and journal move at once.
+
+        `groups` are in training order.
+        """
+        self.mutations += 1
+        step = next_step(self.version)
+        held = [self.ledger.groups[group] for group in groups]
+        if any(group.step != step for group in held):
+            raise InvariantError(f"step {step} applies groups claimed for another step")
+        rows = tuple(receipt.digest for group in held for receipt in group.receipts())
+        record = StepRecord(
+            step=step,
+            groups=tuple(groups),
+            chunks=tuple(chunks),
+            rows=rows,
+            history=extend_history(self.history, step=step, groups=groups, rows=rows),
+            outcome=outcome,
+        )
+        for group in groups:
+            self.ledger.apply(group)
+        self._steps.append(record)
+        self.version, self.history = version_after(step), record.history
+        self._shortfalls.pop(step, None)
+        self._journal.append(
+            Applied(
+                step=step,
+                groups=tuple(groups),
+                prompts=tuple(group.prompt for group in held),
+                history=record.history,
+            )
+        )
+        return record
+
+    def durable(self, version: TrainerVersion) -> None:
+        """A durable trainer checkpoint at `version` exists: steps up to it are trained for good."""
+        self.mutations += 1
+        for record in [r for r in self._steps if r.step <= version]:
+            for group in record.groups:
+                self.ledger.durable(group)
+            self._steps.remove(record)
+
+    def end_of_data(self) -> int:
+        """Drop a remainder too small for a step that nothing more can join; returns its size."""
+        open_work = any(
+            group.state in (GroupState.OPEN, GroupState.COMPLETE)
+            for group in self.ledger.groups.values()
+        )
+        remainder = [g.id for g in self.ledger.groups.values() if g.state is GroupState.BUFFERED]
+        too_small = len(remainder) < self.plan.step_groups_min
+        if not self.drained or open_work or not remainder or not too_small:
+            return 0
+        for group in remainder:
+            self._drop(group, Event.EXPIRE, DropReason.END_OF_DATA)
+        return len(remainder)
+
+    # ------------------------------------------------------------------------------------ cut
+
+    def cut(self, *, sequence: CutSequence, parent: CutSequence | None, anchor: Anchor) -> Cut:
+        """Everything at this instant: O(groups) pointer copies, no await, no I/O."""
+        return Cut(
+            sequence=sequence,
+            incarnation=self.incarnation,
+            parent=parent,
+            anchor=anchor,
+            trainer_version=self.version,
+            history=self.history,
+            log=self._journal.position,
+            dataset_size=self.plan.dataset_size,
+            dataset_seed=self.plan.seed,
+            cursor=self._cursor.state,
+            groups=self.ledger.image(),
+            reserve=tuple(self._reserve),
+            sampler=self._counters,
+            settled=self.ledger.settled,
+            applied_steps=tuple(self._steps),
+            shortfalls={str(step): n for step, n in self._shortfalls.items()},
+            owed={str(step): n for step, n in self._owed.items()},
+            skipped_prompts=self._skipped,
+            consecutive_dropped=self._consecutive,
+            next_position=self._next_position,
+            last_done=dict(self.last_done),
+            metrics={version: dict(row) for version, row in self.metrics.items()},
+        )
+
+    def check(self) -> None:
+        """S4 and S5 in O(groups); the simulator calls it on every event."""
+        groups = self.ledger.groups
+        self.ledger.permits.check(g.id for g in groups.values() if g.holds_permit)
+        total = len(groups) + len(self._reserve) + self.ledger.settled.total
+        if total != self._cursor.state.drawn:
+            raise InvariantError(f"S4: {self._cursor.state.drawn} drawn, {total} accounted for")
+
+    # ------------------------------------------------------------------------------ internals
+
+    def _cursor_at(self, drawn: int) -> DatasetCursor:
+        plan = self.plan
+        return DatasetCursor(self.order, dataset=plan.dataset, epochs=plan.epochs, drawn=drawn)
+
+    def _drop(self, group_id: GroupId, event: Event, reason: DropReason) -> None:
+        self.mutations += 1
+        group = self.ledger.drop(group_id, event, reason)
+        self._counters = self.sampler.credited(self._counters, 1)
+        self._journal.append(Dropped(group=group.id, prompt=group.prompt, reason=reason))
+
+    def _owe(self, step: Step) -> None:
+        self._owed[step] = self._owed.get(step, 0) + 1
+
+    def _pay(self, step: Step) -> None:
+        self._owed[step] -= 1
+        if not self._owed[step]:
+            del self._owed[step]
+
+    def _check_budgets(self) -> None:
+        plan = self.plan
+        if self._skipped > plan.max_skipped_prompts:
+            raise StallAbort(
+                f"{self._skipped} prompts were given up in this run, more than max_skipped_prompts "
+                f"({plan.max_skipped_prompts}). `outlast audit` lists them"
+            )
+        if self._consecutive > plan.max_consecutive_dropped_prompts:
+            raise StallAbort(
+                f"{self._consecutive} prompts in a row were given up, more than "
+                f"max_consecutive_dropped_prompts ({plan.max_consecutive_dropped_prompts}): "
+                f"something is wrong with every prompt. See the failures above"
+            )
+
+    def _check_stamps(self) -> None:
+        """Restored stamps must lie between the next step and the next batch: else a deadlock."""
+        for group in self.ledger.groups.values():
+            if group.target_step is None or not group.holds_permit:
+                continue
+            if not next_step(self.version) <= group.target_step <= self._counters.batches:
+                raise InvariantError(
+                    f"restored group {group.id} is stamped for step {group.target_step}; the "
+                    f"trainer is at version {self.version} and {self._counters.batches} batches "
+                    f"were admitted"
+                )
