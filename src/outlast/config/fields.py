@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
 class FieldClass(StrEnum):
@@ -23,14 +23,20 @@ class FieldClass(StrEnum):
     OPERATIONAL = "operational"
 
 
-class Section(BaseModel):
-    """Base of every recipe section: frozen, and unknown keys are refused."""
+Scalar = str | int | float | bool | None
+"""What a leaf of a recipe may hold, besides lists and dicts of it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+class Section(BaseModel):
+    """Base of every recipe section: frozen; unknown keys and non-finite numbers are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
+    )
 
 
 def _declared(kind: FieldClass, reason: str, default: Any, about: str, kwargs: Any) -> Any:
-    extra = {"class": kind.value, "reason": reason}
+    extra: dict[str, JsonValue] = {"class": kind.value, "reason": reason}
     return Field(default, description=about, json_schema_extra=extra, **kwargs)
 
 
