@@ -6,7 +6,6 @@ May import: `sampler_base`, `sampler_kinds`, `errors`, `config`.
 from __future__ import annotations
 
 import importlib
-import math
 from typing import Final
 
 from outlast.config.schema import SamplerSection
@@ -50,11 +49,6 @@ def build_sampler(section: SamplerSection, prompts_per_step: int) -> Sampler:
     if section.name == "ready_first":
         return ReadyFirst(prompts_per_step, section.max_staleness)
     if section.name == "windowed":
-        if not math.isfinite(section.over_sampling_ratio):
-            raise RecipeError(
-                f"sampler.over_sampling_ratio is {section.over_sampling_ratio}; "
-                "a finite number >= 1 is required"
-            )
         return Windowed(
             prompts_per_step,
             section.max_staleness,

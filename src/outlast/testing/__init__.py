@@ -1,0 +1,1 @@
+"""Public test helpers: contracts that users run on their own samplers, and makers of records."""

@@ -1,0 +1,1 @@
+"""Tests of the pure model, against naive models of the same rules."""
