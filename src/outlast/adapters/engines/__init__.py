@@ -1,0 +1,1 @@
+"""Generation engines: adapters of the port `GenerationEngine`."""

@@ -1,0 +1,1 @@
+"""Trainers: adapters of the port `Trainer`."""

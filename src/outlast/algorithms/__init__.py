@@ -1,0 +1,4 @@
+"""Advantages and losses: pure functions on tensors, each citing the formula it implements.
+
+May import: torch, `model`.
+"""
