@@ -21,7 +21,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     step: Step
     groups: tuple[GroupId, ...]
     """In training order."""
-    prompts: tuple[PromptRef, ...]
+    refs: tuple[PromptRef, ...]
     """Of `groups`, in the same order."""
     history: str
 
@@ -30,7 +30,7 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A drawn prompt was settled without training."""
 
     group: GroupId
-    prompt: PromptRef
+    ref: PromptRef
     reason: DropReason
 
 

@@ -81,6 +81,11 @@ class Ledger:
         """All unsettled groups by id: the ledger's part of a cut, O(groups) pointer copies."""
         return tuple(self._groups[group_id] for group_id in sorted(self._groups))
 
+    @property
+    def has_released(self) -> bool:
+        """Whether `take_released` would return anything."""
+        return bool(self._released)
+
     def take_released(self) -> tuple[AttemptKey, ...]:
         """Keys of rows the ledger has let go of since the last call; the plane may forget them."""
         released, self._released = tuple(self._released), []

@@ -41,7 +41,7 @@ from outlast.model.ids import Sequence as CutSequence
 from outlast.model.journal import Applied, Dropped, Journal
 from outlast.model.ledger import Ledger, Verdict
 from outlast.model.permits import Permits
-from outlast.model.samplers import Sampler
+from outlast.model.sampler_base import Sampler, check_restored, check_selection
 from outlast.model.table import Event
 
 
@@ -94,8 +94,8 @@ class RecoveryState:
         self._skipped = 0
         self._consecutive = 0
         self._next_position = 0
-        self.last_done: dict[str, int] = {}
-        self.metrics: dict[str, dict[str, float]] = {}
+        self._last_done: dict[str, int] = {}
+        self._metrics: dict[str, dict[str, float]] = {}
         self.mutations = 0
         """Grows with every change a cut would show; never goes back."""
 
@@ -113,13 +113,8 @@ class RecoveryState:
     ) -> RecoveryState:
         """The state of `cut`, reopened by a new incarnation onto the trainer state of `anchor`.
 
-        Raises InvariantError when the cut contradicts the sampler or the dataset.
+        Raises NotRestorable when the cut contradicts the sampler.
         """
-        if cut.sampler.name != sampler.name:
-            raise InvariantError(
-                f"cut {cut.sequence} was made by sampler {cut.sampler.name}, not {sampler.name}; "
-                f"sampler state cannot migrate"
-            )
         state = cls(plan, sampler, journal, incarnation=incarnation)
         state._cursor = state._cursor_at(cut.drawn)
         state._counters = cut.sampler
@@ -136,9 +131,11 @@ class RecoveryState:
         state._shortfalls = {Step(int(k)): n for k, n in cut.shortfalls.items()}
         state._skipped, state._consecutive = cut.skipped_prompts, cut.consecutive_dropped
         state._next_position = cut.next_position
-        state.last_done, state.metrics = dict(cut.last_done), dict(cut.metrics)
+        state._last_done = dict(cut.last_done)
+        state._metrics = {version: dict(row) for version, row in cut.metrics.items()}
         for group in cut.groups:
             state.ledger.reopen(group.id, anchor_step=anchor.version, abrupt=abrupt)
+        check_restored(sampler, state._counters, state.ledger.groups)
         state._check_stamps()
         return state
 
@@ -231,13 +228,14 @@ class RecoveryState:
         Raises StallAbort when a run budget is spent or the step would become too small.
         """
         target = self.ledger.groups[group].target_step
-        self._drop(group, Event.GIVE_UP, DropReason.GAVE_UP)
+        replaced = target is not None and self.plan.replace_dropped
+        self._drop(group, Event.GIVE_UP, DropReason.GAVE_UP, credit=not replaced)
         self._skipped += 1
         self._consecutive += 1
         self._check_budgets()
         if target is None:
             return
-        if self.plan.replace_dropped:
+        if replaced:
             self._owe(target)
             return
         self._shortfalls[target] = self._shortfalls.get(target, 0) + 1
@@ -269,7 +267,7 @@ class RecoveryState:
     def filter(self, group: GroupId) -> None:
         """Group work rejects the group; its admission is given back."""
         target = self.ledger.groups[group].target_step
-        self._drop(group, Event.FILTER, DropReason.FILTERED)
+        self._drop(group, Event.FILTER, DropReason.FILTERED, credit=target is None)
         if target is not None:
             self._owe(target)
 
@@ -286,6 +284,13 @@ class RecoveryState:
             self._drop(group, Event.ABORT, DropReason.STALE)
         return (*evicted, *aborted)
 
+    def has_stale(self) -> bool:
+        """Whether `evict_stale` would drop anything."""
+        groups = self.ledger.groups
+        return bool(
+            self.sampler.evict(groups, self.version) or self.sampler.abort(groups, self.version)
+        )
+
     def wanted(self, step: Step) -> int:
         """Groups that `step` trains: P, less its shortfall, less what the data no longer gives."""
         full = self.plan.prompts_per_step - self._shortfalls.get(step, 0)
@@ -300,9 +305,12 @@ class RecoveryState:
 
     def select(self, *, at_least: int, at_most: int) -> tuple[GroupId, ...]:
         """The sampler's choice among buffered groups; empty when it must wait."""
-        return self.sampler.select(
-            self.ledger.groups, self.version, at_least=at_least, at_most=at_most
+        groups, version = self.ledger.groups, self.version
+        picked = self.sampler.select(groups, version, at_least=at_least, at_most=at_most)
+        check_selection(
+            self.sampler, groups, picked, version=version, at_least=at_least, at_most=at_most
         )
+        return picked
 
     def claim(self, groups: Sequence[GroupId], step: Step) -> tuple[Group, ...]:
         """Selection and claim are one section: no cut sees a selected group unowned."""
@@ -345,7 +353,7 @@ class RecoveryState:
             Applied(
                 step=step,
                 groups=tuple(groups),
-                prompts=tuple(group.prompt for group in held),
+                refs=tuple(group.prompt for group in held),
                 history=record.history,
             )
         )
@@ -398,9 +406,33 @@ class RecoveryState:
             skipped_prompts=self._skipped,
             consecutive_dropped=self._consecutive,
             next_position=self._next_position,
-            last_done=dict(self.last_done),
-            metrics={version: dict(row) for version, row in self.metrics.items()},
+            last_done=dict(self._last_done),
+            metrics=self.metrics(),
         )
+
+    @property
+    def committed(self) -> int:
+        """Groups committed along the lineage."""
+        return self._next_position
+
+    def record_metric(self, version: TrainerVersion, name: str, value: float) -> None:
+        """Note a value that retention by metric and the final report use."""
+        self.mutations += 1
+        self._metrics.setdefault(str(version), {})[name] = value
+
+    def mark_done(self, duty: str, version: TrainerVersion) -> None:
+        """A periodic duty was done at `version`; replay and restarts do not repeat it."""
+        self.mutations += 1
+        self._last_done[duty] = version
+
+    def last_done(self, duty: str) -> TrainerVersion | None:
+        """The version at which `duty` was last done along the lineage."""
+        found = self._last_done.get(duty)
+        return None if found is None else TrainerVersion(found)
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Trainer version -> recorded metrics (a copy)."""
+        return {version: dict(row) for version, row in self._metrics.items()}
 
     def check(self) -> None:
         """S4 and S5 in O(groups); the simulator calls it on every event."""
@@ -416,11 +448,15 @@ class RecoveryState:
         plan = self.plan
         return DatasetCursor(self.order, dataset=plan.dataset, epochs=plan.epochs, drawn=drawn)
 
-    def _drop(self, group_id: GroupId, event: Event, reason: DropReason) -> None:
+    def _drop(
+        self, group_id: GroupId, event: Event, reason: DropReason, *, credit: bool = True
+    ) -> None:
+        """`credit` is false when a replacement takes over the admission of the group."""
         self.mutations += 1
         group = self.ledger.drop(group_id, event, reason)
-        self._counters = self.sampler.credited(self._counters, 1)
-        self._journal.append(Dropped(group=group.id, prompt=group.prompt, reason=reason))
+        if credit:
+            self._counters = self.sampler.credited(self._counters, 1)
+        self._journal.append(Dropped(group=group.id, ref=group.prompt, reason=reason))
 
     def _owe(self, step: Step) -> None:
         self._owed[step] = self._owed.get(step, 0) + 1
@@ -449,9 +485,8 @@ class RecoveryState:
         for group in self.ledger.groups.values():
             if group.target_step is None or not group.holds_permit:
                 continue
-            if not next_step(self.version) <= group.target_step <= self._counters.batches:
+            if group.target_step < next_step(self.version):
                 raise InvariantError(
                     f"restored group {group.id} is stamped for step {group.target_step}; the "
-                    f"trainer is at version {self.version} and {self._counters.batches} batches "
-                    f"were admitted"
+                    f"trainer is at version {self.version}, so that step is over"
                 )

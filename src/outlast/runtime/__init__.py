@@ -1,0 +1,1 @@
+"""The controller and its pumps. asyncio lives here; the runtime knows ports, never adapters."""

@@ -1,0 +1,294 @@
+"""The controller: starts one life of a run, drives its pumps, and winds it down.
+
+It owns no restart-facing state and no pump knows it. The first failure of a pump ends the run with
+its cause; a stop request ends it with a last snapshot (P7). Laws: L1, L3, S9.
+May import: `runtime.*`, `ports`, `model`, `errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outlast.errors import OutlastError
+from outlast.model.ids import Incarnation, TrainerVersion
+from outlast.ports import DataPlane, Environment, GenerationEngine, PromptSource, Trainer
+from outlast.runtime.board import Board
+from outlast.runtime.checkpoint import CheckpointPump
+from outlast.runtime.rollout import RolloutPump
+from outlast.runtime.settings import RunSettings
+from outlast.runtime.snapshot import SnapshotPump
+from outlast.runtime.startup import Life, begin
+from outlast.runtime.store import StorePlace
+from outlast.runtime.train import TrainPump
+from outlast.runtime.validation import ValidationPump
+from outlast.runtime.watchdog import Watchdog
+from outlast.runtime.weights import WeightsPump
+from outlast.telemetry import events
+from outlast.telemetry.bus import Bus
+from outlast.world import World
+
+
+class Ending(StrEnum):
+    """How a life ended in good order."""
+
+    FINISHED = "finished"
+    NOTHING_TO_DO = "nothing_to_do"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `Controller.run` returns; failures are exceptions."""
+
+    ending: Ending
+    version: TrainerVersion
+    last_cut: str | None
+    """Name of the newest published cut of this lineage."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """The outside of a run. Plane and trainer are made per life, once its number is known."""
+
+    engine: GenerationEngine
+    environment: Environment
+    prompts: PromptSource
+    held_out: PromptSource | None
+    make_plane: Callable[[Incarnation], DataPlane]
+    make_trainer: Callable[[DataPlane], Trainer]
+
+
+class Controller:
+    """One life of a run: `run` once, `stop` from a signal handler at any time."""
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        bus: Bus,
+        place: StorePlace,
+        settings: RunSettings,
+        adapters: Adapters,
+    ) -> None:
+        self._world = world
+        self._bus = bus
+        self._place = place
+        self._settings = settings
+        self._adapters = adapters
+        self._board: Board | None = None
+        self._stop_reason: str | None = None
+        self._stop_deadline: float | None = None
+
+    @property
+    def board(self) -> Board | None:
+        """The shared state, once the life has begun; for observers only."""
+        return self._board
+
+    def stop(self, reason: str) -> None:
+        """Wind down: a last snapshot inside the grace, then `run` returns PREEMPTED."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+            self._stop_deadline = self._world.clock.monotonic() + self._settings.grace_s
+        if self._board is not None:
+            self._board.request_stop(reason)
+
+    async def run(self) -> Outcome:
+        """Live. Raises the first failure; releases lock, threads and engines in every case."""
+        life = await begin(
+            world=self._world, bus=self._bus, place=self._place, settings=self._settings
+        )
+        try:
+            if life.finished(self._settings.train.max_steps):
+                return self._nothing_to_do(life)
+            return await self._live(life)
+        finally:
+            await life.close()
+
+    # ------------------------------------------------------------------------------ one life
+
+    async def _live(self, life: Life) -> Outcome:
+        adapters = self._adapters
+        plane = adapters.make_plane(life.incarnation)
+        trainer = adapters.make_trainer(plane)
+        try:
+            await life.load_rows(plane)
+            await life.adopt()
+            pumps = await self._start(life, plane=plane, trainer=trainer)
+            try:
+                return await self._drive(life, pumps)
+            except OutlastError as error:
+                await life.ended(type(error).__name__)
+                raise
+        finally:
+            await adapters.engine.close()
+            await trainer.close()
+            await plane.close()
+
+    async def _start(self, life: Life, *, plane: DataPlane, trainer: Trainer) -> _Pumps:
+        """Everything between adoption and the first pump, in the order of DESIGN 5."""
+        engine, settings = self._adapters.engine, self._settings
+        board = self._board = life.make_board()
+        if self._stop_reason is not None:
+            board.request_stop(self._stop_reason)
+        await engine.start()
+        await engine.fence(life.incarnation)
+        await trainer.start(life.trainer_directory, board.state.version)
+        pumps = self._wire(board, life, plane=plane, trainer=trainer)
+        await pumps.weights.push()
+        if settings.must_save_by_s is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(settings.must_save_by_s, self.stop, "checkpoint_must_save_by")
+        life.report(board)
+        return pumps
+
+    def _wire(self, board: Board, life: Life, *, plane: DataPlane, trainer: Trainer) -> _Pumps:
+        adapters, settings = self._adapters, self._settings
+        checkpoints = CheckpointPump(
+            board,
+            save_period=settings.save_period,
+            trainer=trainer,
+            plane=plane,
+            store=life.store,
+        )
+        validation = None
+        if settings.validation is not None and adapters.held_out is not None:
+            validation = ValidationPump(
+                board,
+                settings.validation,
+                engine=adapters.engine,
+                environment=adapters.environment,
+                prompts=adapters.held_out,
+            )
+        return _Pumps(
+            rollout=RolloutPump(
+                board,
+                settings.rollout,
+                engine=adapters.engine,
+                environment=adapters.environment,
+                prompts=adapters.prompts,
+                plane=plane,
+            ),
+            train=TrainPump(board, settings.train, trainer=trainer, checkpoints=checkpoints),
+            weights=WeightsPump(board, trainer=trainer, engine=adapters.engine),
+            checkpoints=checkpoints,
+            snapshots=SnapshotPump(
+                board,
+                interval_s=settings.snapshot_interval_s,
+                max_consecutive_failures=settings.snapshot_failures_max,
+                plane=plane,
+                store=life.store,
+            ),
+            validation=validation,
+            watchdog=Watchdog(board, settings.watchdog),
+        )
+
+    async def _drive(self, life: Life, pumps: _Pumps) -> Outcome:
+        """Run the pumps until training is done or a stop is requested, then wind down."""
+        board = life.board
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                workers = [
+                    tasks.create_task(pump(), name=name) for name, pump in pumps.workers().items()
+                ]
+                for name, pump in pumps.helpers().items():
+                    tasks.create_task(pump(), name=name)
+                if pumps.validation is not None:
+                    validation = tasks.create_task(pumps.validation.run(), name="validation")
+                    await asyncio.wait(workers)
+                    validation.cancel()
+        except* OutlastError as failures:
+            raise _first(failures) from None
+        preempted = board.stopping is not None
+        if preempted:
+            return await self._wind_down(life, pumps)
+        if pumps.validation is not None:
+            await pumps.weights.catch_up()
+            await pumps.validation.finish()
+        await self._last_words(pumps)
+        return await self._ending(life, Ending.FINISHED, "target reached or data exhausted")
+
+    async def _wind_down(self, life: Life, pumps: _Pumps) -> Outcome:
+        """After a stop request: the last snapshot, if the grace allows it."""
+        board = life.board
+        deadline = self._stop_deadline or self._world.clock.monotonic() + self._settings.grace_s
+        left = deadline - self._world.clock.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, left)):
+                await self._last_words(pumps)
+        except TimeoutError:
+            message = "the grace ended before the last snapshot; the previous one stands"
+            self._bus.emit(events.Warned(message=message))
+        return await self._ending(life, Ending.PREEMPTED, board.stopping or "")
+
+    async def _last_words(self, pumps: _Pumps) -> None:
+        """Make the trainer's version durable if it is not, then publish the last cut."""
+        await pumps.checkpoints.flush()
+        if pumps.checkpoints.behind:
+            pumps.checkpoints.request()
+            await pumps.checkpoints.flush()
+        if self._settings.snapshot_interval_s is not None:
+            await pumps.snapshots.attempt(final=True)
+
+    async def _ending(self, life: Life, ending: Ending, reason: str) -> Outcome:
+        board = life.board
+        last = life.store.last_published
+        await life.ended(ending.value)
+        self._bus.emit(
+            events.RunEnded(reason=ending.value, trainer_version=board.state.version, last_cut=last)
+        )
+        return Outcome(ending=ending, version=board.state.version, last_cut=last, reason=reason)
+
+    def _nothing_to_do(self, life: Life) -> Outcome:
+        version = life.restored_version
+        last = life.restored_name
+        self._bus.emit(
+            events.RunEnded(
+                reason=Ending.NOTHING_TO_DO.value, trainer_version=version, last_cut=last
+            )
+        )
+        return Outcome(
+            ending=Ending.NOTHING_TO_DO,
+            version=version,
+            last_cut=last,
+            reason=f"the run is at step {version}, its target is {self._settings.train.max_steps}",
+        )
+
+
+Pump = Callable[[], Coroutine[None, None, None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pumps:
+    rollout: RolloutPump
+    train: TrainPump
+    weights: WeightsPump
+    checkpoints: CheckpointPump
+    snapshots: SnapshotPump
+    validation: ValidationPump | None
+    watchdog: Watchdog
+
+    def workers(self) -> dict[str, Pump]:
+        """Pumps that the end of a life waits for."""
+        return {"rollout": self.rollout.run, "train": self.train.run}
+
+    def helpers(self) -> dict[str, Pump]:
+        """Pumps that come to rest by themselves when the life ends."""
+        return {
+            "weights": self.weights.run,
+            "checkpoint": self.checkpoints.run,
+            "snapshot": self.snapshots.run,
+            "watchdog": self.watchdog.run,
+        }
+
+
+def _first(failures: BaseExceptionGroup[OutlastError]) -> OutlastError:
+    """The first failure, with its own cause; later ones are consequences."""
+    for failure in failures.exceptions:
+        if isinstance(failure, BaseExceptionGroup):
+            return _first(failure)
+        return failure
+    raise AssertionError("an exception group is never empty")

@@ -1,0 +1,53 @@
+"""What the recipe fixes for the runtime, as plain values: the runtime never reads the recipe.
+
+May import: the settings of the pumps, `model`, `durable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outlast.durable.fingerprint import Fingerprint
+from outlast.durable.restore import RestoreMode
+from outlast.model.sampler_base import Sampler
+from outlast.model.state import RunPlan
+from outlast.runtime.rollout import RolloutSettings
+from outlast.runtime.train import TrainSettings
+from outlast.runtime.validation import ValidationSettings
+from outlast.runtime.watchdog import WatchdogSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """What is kept besides the newest."""
+
+    keep_latest_k: int
+    keep_top_k: int = 0
+    metric: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """One life's settings. Times in seconds."""
+
+    plan: RunPlan
+    sampler: Callable[[], Sampler]
+    fingerprint: Fingerprint
+    recipe_text: str
+    """Resolved recipe as it is saved: secrets and environment interpolations unresolved."""
+    description: str
+    """One line for people: model, dataset, sampler."""
+    restore_mode: RestoreMode
+    fresh: bool
+    take_over: bool
+    save_period: int
+    snapshot_interval_s: float | None
+    snapshot_failures_max: int
+    retention: RetentionSettings
+    grace_s: float
+    must_save_by_s: float | None
+    rollout: RolloutSettings
+    train: TrainSettings
+    validation: ValidationSettings | None
+    watchdog: WatchdogSettings

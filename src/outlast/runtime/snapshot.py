@@ -1,0 +1,156 @@
+"""Snapshot pump: a published cut at every attempt, without holding anybody up.
+
+| consumes | produces | waits for | unblocked by |
+|---|---|---|---|
+| the clock | published snapshots | the publishing lane | never blocks another loop |
+
+Laws: A2, S6, L2, L3. The cut is one synchronous call; its self-check, its encoding and all disk
+work happen afterwards on copies, off the event loop. May import: `ports`, `runtime.board`,
+`runtime.store`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outlast.errors import DiskError, DiskFull
+from outlast.model.cut import Cut
+from outlast.model.ids import AttemptKey
+from outlast.ports import DataPlane, PlaneHandle
+from outlast.runtime.board import Board
+from outlast.runtime.store import RunStore
+from outlast.telemetry import events
+from outlast.telemetry.events import SkipReason
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    cut: Cut
+    handle: PlaneHandle
+    mutations: int
+    at: float
+    hold_s: float
+    unsaved: frozenset[AttemptKey]
+
+
+class SnapshotPump:
+    """One attempt per interval; failures are counted, invariants are fatal."""
+
+    def __init__(
+        self,
+        board: Board,
+        *,
+        interval_s: float | None,
+        max_consecutive_failures: int,
+        plane: DataPlane,
+        store: RunStore,
+    ) -> None:
+        self._board = board
+        self._interval_s = interval_s
+        self._max_failures = max_consecutive_failures
+        self._plane = plane
+        self._store = store
+        self._failures = 0
+        self._published_mutations: int | None = None
+
+    async def run(self) -> None:
+        """Attempt a snapshot at every multiple of the interval until the life ends."""
+        if self._interval_s is None:
+            return
+        clock = self._board.world.clock
+        due = clock.monotonic() + self._interval_s
+        while await self._board.sleep(due - clock.monotonic()):
+            await self.attempt()
+            missed = max(0.0, clock.monotonic() - due) // self._interval_s
+            due += self._interval_s * (missed + 1)
+
+    async def attempt(self, *, final: bool = False) -> bool:
+        """Publish the state of this instant; False when there was a reason not to.
+
+        Raises DiskError after `max_consecutive_failures` failed saves in a row (at once when
+        `final`), and InvariantError when the cut contradicts itself.
+        """
+        board = self._board
+        reason = self._skip_reason()
+        if reason is not None:
+            board.bus.emit(events.SnapshotSkipped(reason=reason))
+            return False
+        async with board.publishing:
+            taken = self._take()
+            try:
+                await self._publish(taken, final=final)
+            except DiskFull as error:
+                self._count(error, SkipReason.DISK_FULL, fatal=final)
+                return False
+            except DiskError as error:
+                self._count(error, SkipReason.SAVE_FAILED, fatal=final)
+                return False
+            finally:
+                taken.handle.close()
+        self._failures = 0
+        return True
+
+    def _skip_reason(self) -> SkipReason | None:
+        state, anchor = self._board.state, self._board.anchor
+        if state.version != anchor.version:
+            return SkipReason.MISSING_TRAINER_ANCHOR
+        if state.mutations == self._published_mutations:
+            return SkipReason.NO_MUTATIONS
+        return None
+
+    def _take(self) -> _Taken:
+        """The cut: one synchronous section."""
+        board = self._board
+        began = board.world.clock.monotonic()
+        cut = board.state.cut(
+            sequence=board.take_sequence(), parent=board.parent, anchor=board.anchor
+        )
+        handle = self._plane.freeze()
+        return _Taken(
+            cut=cut,
+            handle=handle,
+            mutations=board.state.mutations,
+            at=began,
+            hold_s=board.world.clock.monotonic() - began,
+            unsaved=frozenset(board.sealed_since_cut),
+        )
+
+    async def _publish(self, taken: _Taken, *, final: bool) -> None:
+        board, clock = self._board, self._board.world.clock
+        tree = await self._store.open_snapshot(taken.cut)
+        try:
+            rows = await self._plane.save(taken.handle, taken.cut.row_keys, tree.rows, link=True)
+            saved_at = clock.monotonic()
+            published = await self._store.commit(tree, taken.cut, rows)
+        except BaseException:
+            await self._store.abandon(tree)
+            raise
+        board.parent = taken.cut.sequence
+        board.last_snapshot = taken.at
+        self._published_mutations = taken.mutations
+        for key in taken.unsaved & board.sealed_since_cut.keys():
+            del board.sealed_since_cut[key]
+        board.bus.emit(
+            events.SnapshotPublished(
+                id=published.name,
+                sequence=taken.cut.sequence,
+                trainer_version=taken.cut.trainer_version,
+                bytes_written=published.bytes_new,
+                bytes_total=published.bytes_total,
+                groups=len(taken.cut.groups),
+                rows=len(taken.cut.row_keys),
+                hold_s=taken.hold_s,
+                save_s=saved_at - taken.at,
+                commit_s=clock.monotonic() - saved_at,
+                final=final,
+            )
+        )
+
+    def _count(self, error: DiskError, reason: SkipReason, *, fatal: bool) -> None:
+        """A failed save leaves the previous snapshot standing; too many in a row stop the run."""
+        self._board.bus.emit(events.SnapshotSkipped(reason=reason, detail=str(error)))
+        if reason is SkipReason.DISK_FULL and not fatal:
+            return
+        self._failures += 1
+        if fatal or self._failures >= self._max_failures:
+            raise error
