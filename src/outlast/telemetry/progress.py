@@ -29,6 +29,8 @@ from outlast.telemetry.events import (
 
 HISTORY_MAX = 240
 """Rewards kept for the sparkline."""
+PACE_STEPS = 16
+"""Steps whose mean duration predicts the time left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class Progress:
     version: int = 0
     last_step: StepView | None = None
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
     served: int | None = None
     gauges: Gauges | None = None
     gauges_wall: float | None = None
@@ -108,6 +111,11 @@ class Progress:
             case _:
                 self._count(event)
 
+    @property
+    def pace_s(self) -> float | None:
+        """Mean seconds of the latest steps; None before the first."""
+        return sum(self.step_seconds) / len(self.step_seconds) if self.step_seconds else None
+
     def _count(self, event: AnyEvent) -> None:
         match event:
             case SiblingSealed():
@@ -140,5 +148,6 @@ class Progress:
             metrics=event.metrics,
         )
         self._tokens = 0
+        self.step_seconds.append(self.last_step.seconds)
         if reward is not None:
             self.rewards.append(reward)
