@@ -111,10 +111,8 @@ class Verdict:
         """The changes that stand in the way."""
         return tuple(change for change in self.changes if change.refused)
 
-    def require(self, *, where: str) -> None:
-        """Raise FingerprintMismatch, naming each difference and its remedy, unless accepted."""
-        if self.accepted:
-            return
+    def message(self, *, where: str) -> str:
+        """Each refused difference of `where` with its remedy."""
         count = len(self.refused)
         head = (
             f"{where} was made under another recipe: {count} "
@@ -126,7 +124,12 @@ class Verdict:
             f"under the new ones. (A field listed in {exclusions.LIST} is not compared, but the "
             "list itself is: it helps only runs that began with it.)"
         )
-        raise FingerprintMismatch("\n  ".join([head, *map(str, self.refused)]) + f"\n{foot}")
+        return "\n  ".join([head, *map(str, self.refused)]) + f"\n{foot}"
+
+    def require(self, *, where: str) -> None:
+        """Raise FingerprintMismatch unless accepted."""
+        if not self.accepted:
+            raise FingerprintMismatch(self.message(where=where))
 
 
 def compare(stored: Fingerprint, current: Fingerprint, *, steps_to_replay: int) -> Verdict:
