@@ -32,8 +32,8 @@ def resolve_model_directory(path: str) -> Path:
     directory = _builtin(path) if path.startswith(BUILTIN) else Path(path).expanduser()
     if not directory.is_dir():
         raise RecipeError(
-            f"model.path: {path!r} is not a directory (looked at {directory.absolute()}); required: "
-            "a Hugging Face model directory, builtin:tiny or builtin:smollm2-135m"
+            f"model.path: {path!r} is not a directory (looked at {directory.absolute()}); "
+            "required: a Hugging Face model directory, builtin:tiny or builtin:smollm2-135m"
         )
     missing = [] if (directory / "config.json").is_file() else ["config.json"]
     if not any(directory.glob("*.safetensors")):
@@ -54,8 +54,10 @@ def _builtin(path: str) -> Path:
         from outlast.assets import smollm2
 
         return smollm2.ensure_smollm2()
-    raise RecipeError(f"model.path: {path!r} is unknown; required: builtin:tiny or "
-                      "builtin:smollm2-135m, or a directory")
+    raise RecipeError(
+        f"model.path: {path!r} is unknown; required: builtin:tiny or "
+        "builtin:smollm2-135m, or a directory"
+    )
 
 
 def load_config(directory: Path) -> Any:
@@ -78,7 +80,7 @@ def load_model(directory: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     try:
         model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
             directory,

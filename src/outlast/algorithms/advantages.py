@@ -26,7 +26,8 @@ def group_advantages(rewards: Tensor, keep: Tensor, estimator: Estimator) -> Ten
       supervision); s divides by n - 1, as the common implementations do.
     * ``rloo``: r - mean of the *other* kept rewards = n / (n - 1) (r - m). arXiv:2402.14740,
       equation for RLOO in section 2.3 (k samples, leave-one-out baseline).
-    * ``dr_grpo``: r - m, without the difficulty bias of the division. arXiv:2503.20783, section 3.2.
+    * ``dr_grpo``: r - m, without the difficulty bias of the division by s (arXiv:2503.20783,
+      section 3.2).
 
     Siblings that are not kept get 0 and do not enter the baseline. A group with fewer than two kept
     siblings, or with equal kept rewards, gets exactly 0 everywhere.
@@ -47,7 +48,7 @@ def group_advantages(rewards: Tensor, keep: Tensor, estimator: Estimator) -> Ten
 
 
 def zero_variance(rewards: Tensor, keep: Tensor) -> Tensor:
-    """Bool [G]: groups [G, N] whose kept rewards carry no preference (all equal, or fewer than two).
+    """Bool [G]: groups [G, N] whose kept rewards state no preference (all equal, or below two).
 
     Decided by comparison, not by a small deviation: rounding in the mean must not make signal.
     """

@@ -83,13 +83,14 @@ def k3_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
     2020; arXiv:2402.03300, eq. 4). `reference` carries no gradient.
     """
     difference = (reference - logprobs).clamp(max=20.0)  # exp stays finite on absurd tokens
-    return difference.exp() - difference - 1.0
+    return torch.expm1(difference) - difference
 
 
 def token_weights(mask: Tensor, normalisation: Normalisation) -> Tensor:
     """Weight float32 [B, T] of each token in the sum, from the valid-token mask bool [B, T].
 
-    ``token``: 1 per valid token; the step averages over its tokens (DAPO, arXiv:2503.14476, eq. 12).
+    ``token``: 1 per valid token; the step averages over its tokens (DAPO, arXiv:2503.14476,
+    eq. 12).
     ``sequence``: 1 / valid tokens of the sequence; the step averages over sequences
     (GRPO, arXiv:2402.03300, eq. 3).
     """

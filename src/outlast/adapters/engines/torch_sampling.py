@@ -36,7 +36,7 @@ def uniforms(keys: UInt64, positions: NDArray[np.int64]) -> NDArray[np.float64]:
         z = (z ^ (z >> np.uint64(30))) * _MIX_1
         z = (z ^ (z >> np.uint64(27))) * _MIX_2
         z = z ^ (z >> np.uint64(31))
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.asarray((z >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _draw(logprobs: Tensor, rows: SamplingRows, *, truncated: bool) -> Tensor:
     # Rows that cut their distribution use sorted order, the others must not notice the company.
     device = logprobs.device
     cut = torch.from_numpy((rows.top_p < 1) | (rows.top_k > 0)).to(device)
-    order = logprobs.argsort(-1, descending=True, stable=True)
+    order = logprobs.argsort(dim=-1, descending=True, stable=True)
     ranked = logprobs.gather(-1, order).exp()
     before = ranked.cumsum(-1, dtype=torch.float64) - ranked
     limit = torch.from_numpy(np.where(rows.top_k > 0, rows.top_k, logprobs.shape[-1])).to(device)

@@ -1,0 +1,121 @@
+"""From groups and rows to padded micro-batches, and from a micro-batch to logprobs.
+
+May import: torch, numpy, `algorithms`, `ports`, `rows`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outlast.algorithms.advantages import Estimator, group_advantages
+from outlast.errors import InvariantError
+from outlast.model.ids import AttemptKey
+from outlast.ports import TrainGroup
+from outlast.rows import Bool, Row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One sibling with its advantage; `valid` bool [T] marks the tokens that enter the loss."""
+
+    row: Row
+    advantage: float
+    valid: Bool
+
+    @property
+    def length(self) -> int:
+        """Prompt and response tokens together."""
+        return len(self.row.prompt_ids) + len(self.row.response_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """B padded sequences of width W; the last K positions of the prefix predict all responses.
+
+    Column k of the [B, K] tensors belongs to the token at position `first` + 1 + k.
+    """
+
+    ids: Tensor  # int64 [B, W], padded on the right with 0
+    first: int  # the earliest position whose logits are needed
+    targets: Tensor  # int64 [B, K]
+    valid: Tensor  # bool [B, K]
+    behaviour: Tensor  # float32 [B, K]
+    advantages: Tensor  # float32 [B, 1]
+
+
+def samples_of(
+    groups: Sequence[TrainGroup], rows: Mapping[AttemptKey, Row], estimator: Estimator
+) -> list[Sample]:
+    """All siblings in dispatch order. A sibling that is not kept, or masked, has no valid token.
+
+    Baselines come from the record (rewards and keep flags) alone; `mask_sample` only silences the
+    sibling's own tokens, so masking an over-long response does not move its group's baseline.
+    """
+    samples = []
+    for group in groups:
+        rewards = torch.tensor([group.rewards], dtype=torch.float64)
+        advantages = group_advantages(rewards, torch.tensor([group.keep]), estimator)[0].tolist()
+        for key, keep, advantage in zip(group.keys, group.keep, advantages, strict=True):
+            row = rows[key]
+            if not len(row.prompt_ids):
+                raise InvariantError(f"row {key}: no prompt tokens, its first token has no logits")
+            trained = keep and not row.mask_sample
+            valid = row.loss_mask if trained else np.zeros_like(row.loss_mask)
+            samples.append(Sample(row, advantage, valid))
+    return samples
+
+
+def collate(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
+    """Pad to one width. Right padding needs no attention mask in a causal model."""
+    width = max(sample.length for sample in samples)
+    first = min(len(sample.row.prompt_ids) for sample in samples) - 1
+    shape = (len(samples), width)
+    ids, valid = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
+    behaviour = np.zeros(shape, dtype=np.float32)
+    for line, sample in enumerate(samples):
+        prompt, end = len(sample.row.prompt_ids), sample.length
+        ids[line, :prompt] = sample.row.prompt_ids
+        ids[line, prompt:end] = sample.row.response_ids
+        valid[line, prompt:end] = sample.valid
+        behaviour[line, prompt:end] = sample.row.logprobs
+    tokens = torch.from_numpy(ids).to(device)
+    advantages = torch.tensor([[s.advantage] for s in samples], dtype=torch.float32)
+    return MicroBatch(
+        ids=tokens,
+        first=first,
+        targets=tokens[:, first + 1 :],
+        valid=torch.from_numpy(valid[:, first + 1 :]).to(device),
+        behaviour=torch.from_numpy(behaviour[:, first + 1 :]).to(device),
+        advantages=advantages.to(device),
+    )
+
+
+def keeps_logits(model: torch.nn.Module) -> bool:
+    """Whether the model can compute logits for the last positions only."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def token_logprobs(
+    model: torch.nn.Module, batch: MicroBatch, *, temperature: float, sliced: bool
+) -> Tensor:
+    """Log-probabilities float32 [N] of the N valid tokens of a micro-batch, in row-major order.
+
+    log_softmax(logits / temperature) over the whole vocabulary, with temperature 1 for greedy: the
+    quantity the engine records (`torch_sampling.sample`). The softmax runs on valid tokens only.
+    """
+    width = batch.ids.shape[1]
+    # The last position predicts nothing: K + 1 logits are computed and K are used.
+    extra: dict[str, Any] = {"logits_to_keep": width - batch.first} if sliced else {}
+    logits = model(input_ids=batch.ids, use_cache=False, **extra).logits
+    logits = logits[:, -(width - batch.first) : -1]
+    chosen = logits[batch.valid].float() / (temperature or 1.0)
+    targets = batch.targets[batch.valid][:, None]
+    picked: Tensor = chosen.gather(-1, targets)[:, 0] - chosen.logsumexp(-1)
+    return picked
