@@ -37,6 +37,9 @@ class DatasetSection(Section):
     name: str | None = semantic(None, "reasoning-gym task, or HF dataset directory")
     path: str | None = semantic(None, "file of a jsonl/parquet source")
     split: str = semantic("train", "split of an HF dataset")
+    held_out: str | None = operational(
+        None, "held-out jsonl/parquet file, or held-out split of an HF dataset", why=SHOW
+    )
     size: int = semantic(10_000, "items of a procedural source", gt=0)
     seed: int = semantic(0, "seed of a procedural source")
     args: dict[str, str | int | float | bool] = semantic({}, "arguments of a procedural source")

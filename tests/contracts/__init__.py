@@ -1,0 +1,1 @@
+"""Contract suites: one per port, run on every adapter and every fake of it."""
