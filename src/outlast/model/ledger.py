@@ -197,8 +197,8 @@ class Ledger:
 
     def complete(self, group_id: GroupId) -> Group:
         """Every sibling is sealed; group work may run."""
-        group = self._groups[group_id]
-        if not group.all_sealed:
+        self._resolve(group_id, Event.COMPLETE)
+        if not self._groups[group_id].all_sealed:
             raise TransitionRefused(f"complete of group {group_id} with an unsealed sibling")
         return self._move(group_id, Event.COMPLETE)
 
@@ -241,8 +241,8 @@ class Ledger:
 
     def reopen(self, group_id: GroupId, *, anchor_step: int, abrupt: bool) -> Group:
         """A new incarnation takes the group over; `anchor_step` is the restored trainer version."""
-        group = self._groups[group_id]
         allowed = self._resolve(group_id, Event.REOPEN)
+        group = self._groups[group_id]
         if GroupState.TRAINED in allowed:
             covered = group.step is not None and group.step <= anchor_step
             target = GroupState.TRAINED if covered else GroupState.REPLAY
