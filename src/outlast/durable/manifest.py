@@ -89,6 +89,8 @@ class IncarnationRecord(_Record, frozen=True, kw_only=True):
     restored_from: Sequence | None
     first_sequence: Sequence
     """No cut of this incarnation has a lower sequence."""
+    restored_log: LogPosition | None = None
+    """Log position of the restored cut: the audit needs it after retention removed the cut."""
 
 
 class IncarnationEnd(_Record, frozen=True, kw_only=True):
