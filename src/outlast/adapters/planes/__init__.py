@@ -1,0 +1,1 @@
+"""Data planes: where rows live while the run goes on. One file per implementation."""

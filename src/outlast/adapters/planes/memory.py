@@ -1,0 +1,176 @@
+"""The default data plane: rows in this process, appended to segments as they are sealed.
+
+Keeps P1 (an acknowledged row stays readable whatever the disk does) and S6 (a frozen handle pins
+what it names: rows released meanwhile stay in memory and in their segments until it is closed).
+State changes only in synchronous stretches on the event loop; disk work runs through `offload`.
+May import: `ports`, `durable`, `world`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from outlast.durable.files import Files, make_directory
+from outlast.durable.segments import Held, SegmentStore
+from outlast.errors import InvariantError
+from outlast.model.ids import AttemptKey, Incarnation
+from outlast.ports import PlaneHandle, SavedFile
+from outlast.rows import Row, row_digest
+from outlast.world import Offload
+
+
+class MemoryHandle:
+    """The inventory at one instant. Holding the rows themselves is what pins them in memory."""
+
+    def __init__(self, plane: MemoryPlane, held: Mapping[AttemptKey, Held]) -> None:
+        self._plane = plane
+        self.held = held
+
+    @cached_property
+    def keys(self) -> frozenset[AttemptKey]:
+        return frozenset(self.held)
+
+    def close(self) -> None:
+        self._plane.unpin(self)
+
+
+class MemoryPlane:
+    """`DataPlane` over a dictionary and a `SegmentStore`."""
+
+    def __init__(
+        self,
+        files: Files,
+        segments_dir: PurePosixPath,
+        *,
+        incarnation: Incarnation,
+        offload: Offload,
+    ) -> None:
+        self._files = files
+        self._store = SegmentStore(files, segments_dir, incarnation=incarnation)
+        self._offload = offload
+        self._held: dict[AttemptKey, Held] = {}
+        self._arriving: set[AttemptKey] = set()
+        self._handles: set[MemoryHandle] = set()
+        self._released: list[AttemptKey] = []
+        """Keys the store still places, to be forgotten once no handle is open."""
+
+    async def put(self, rows: Sequence[Row], /) -> tuple[str, ...]:
+        keys = [row.key for row in rows]
+        self._expect_new(keys)
+        self._arriving.update(keys)
+        acknowledged = False
+        try:
+            held = await self._offload(_prepare, rows)
+            await self._offload(self._store.append, held)
+            self._held.update(zip(keys, held, strict=True))
+            acknowledged = True
+        finally:
+            self._arriving.difference_update(keys)
+            if not acknowledged:  # the append may still happen in its thread; forget it later
+                self._released += keys
+        return tuple(item.digest for item in held)
+
+    def _expect_new(self, keys: Sequence[AttemptKey]) -> None:
+        seen: set[AttemptKey] = set()
+        for key in keys:
+            if key in self._held or key in self._arriving or key in seen:
+                raise InvariantError(f"row {key} is put twice; an attempt seals once")
+            seen.add(key)
+
+    async def get(self, keys: Sequence[AttemptKey], /) -> tuple[Row, ...]:
+        missing = [str(key) for key in keys if key not in self._held]
+        if missing:
+            raise InvariantError(
+                f"get of {len(missing)} rows that the plane does not hold, first {missing[0]}"
+            )
+        held = [(key, self._held[key].row) for key in keys]
+        if all(row is not None for _, row in held):
+            return tuple(row for _, row in held if row is not None)
+        return await self._offload(self._read, held)
+
+    def _read(self, held: Sequence[tuple[AttemptKey, Row | None]]) -> tuple[Row, ...]:
+        return tuple(self._store.read(key) if row is None else row for key, row in held)
+
+    async def release(self, keys: Sequence[AttemptKey], /) -> None:
+        self._released += [key for key in keys if self._held.pop(key, None) is not None]
+        await self._flush_released()
+
+    async def _flush_released(self) -> None:
+        if self._released and not self._handles:
+            keys, self._released = self._released, []
+            await self._offload(self._store.release, keys)
+
+    async def spill(self, keys: Iterable[AttemptKey], /) -> int:
+        """Drop rows from memory that a finished, synced segment holds; returns bytes freed.
+
+        For APPLIED groups: they are only read again by a replay. `get` reads them back, verified.
+        """
+        resident = [k for k in keys if k in self._held and self._held[k].row is not None]
+        settled = await self._offload(self._store.settled, resident)
+        freed = 0
+        for key in resident:
+            held = self._held.get(key)
+            if key in settled and held is not None and held.row is not None:
+                freed += held.row.nbytes
+                self._held[key] = Held(None, held.digest)
+        return freed
+
+    def freeze(self) -> PlaneHandle:
+        handle = MemoryHandle(self, dict(self._held))
+        self._handles.add(handle)
+        return handle
+
+    def unpin(self, handle: MemoryHandle) -> None:
+        """Called by a handle that closes; what it pinned is released with the next call."""
+        self._handles.discard(handle)
+
+    async def save(
+        self, handle: PlaneHandle, keys: frozenset[AttemptKey], directory: Path, *, link: bool
+    ) -> tuple[SavedFile, ...]:
+        if not isinstance(handle, MemoryHandle) or handle not in self._handles:
+            raise InvariantError(f"save into {directory} from a handle that is closed or foreign")
+        absent = keys - handle.keys
+        if absent:
+            raise InvariantError(
+                f"S6: the cut names {len(absent)} rows that the frozen inventory lacks, "
+                f"first {min(absent)}"
+            )
+        return await self._offload(
+            self._save, handle.held, keys, PurePosixPath(directory), link=link
+        )
+
+    def _save(
+        self,
+        held: Mapping[AttemptKey, Held],
+        keys: frozenset[AttemptKey],
+        directory: PurePosixPath,
+        *,
+        link: bool,
+    ) -> tuple[SavedFile, ...]:
+        make_directory(self._files, directory)
+        wanted = {key: held[key] for key in keys}
+        entries = self._store.save(wanted, directory, link=link)
+        return tuple(SavedFile(name=e.name, size=e.size, sha256=e.sha256) for e in entries)
+
+    async def load(self, directory: Path, keys: frozenset[AttemptKey], /) -> None:
+        if self._held or self._arriving:
+            raise InvariantError(f"load of {directory} into a plane that holds rows already")
+        self._held = await self._offload(self._store.load, PurePosixPath(directory), keys)
+
+    async def adopt(self) -> None:
+        """Rebuild ``segments/`` now rather than at the first put. Only after adoption (A6)."""
+        await self._offload(self._store.adopt)
+
+    async def close(self) -> None:
+        await self._offload(self._store.close)
+
+
+def _prepare(rows: Sequence[Row]) -> list[Held]:
+    """Rows as they will read back (reward rounded to its stored float32), with digests."""
+    stored = [replace(row, reward=float(np.float32(row.reward))) for row in rows]
+    return [Held(row, row_digest(row)) for row in stored]
