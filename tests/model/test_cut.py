@@ -88,6 +88,7 @@ def make_cut() -> Cut:
         consecutive_dropped=0,
         next_position=9,
         last_done={},
+        tokens_per_s=0.0,
         metrics={},
     )
 

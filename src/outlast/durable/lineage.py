@@ -20,6 +20,7 @@ from outlast.durable.manifest import (
     FoundCut,
     IncarnationEnd,
     IncarnationRecord,
+    Manifest,
     RunListing,
     RunRecord,
     encode,
@@ -90,7 +91,7 @@ def adopt(
     run_dir: PurePosixPath,
     *,
     listing: RunListing,
-    restored_from: ids.Sequence | None,
+    restored: Manifest | None,
     world: World,
 ) -> Adoption:
     """Create the next incarnation durably; everything before this left the disk unchanged.
@@ -106,7 +107,8 @@ def adopt(
         host=world.identity.host,
         pid=world.identity.pid,
         started=world.clock.wall(),
-        restored_from=restored_from,
+        restored_from=None if restored is None else restored.sequence,
+        restored_log=None if restored is None else restored.log,
         first_sequence=ids.Sequence(listing.highest_sequence + 1),
     )
     path = paths.incarnations / names.incarnation(record.number)

@@ -112,6 +112,8 @@ class Cut(_Record, frozen=True, kw_only=True):
     """Next place in buffer order."""
     last_done: dict[str, int]
     """Periodic duty -> trainer version at which it was last done."""
+    tokens_per_s: float
+    """Recent decode rate, for the restore report's estimate; 0 when unknown."""
     metrics: dict[str, dict[str, float]]
     """Trainer version -> metrics that retention by metric uses."""
 

@@ -96,6 +96,8 @@ class RecoveryState:
         self._next_position = 0
         self._last_done: dict[str, int] = {}
         self._metrics: dict[str, dict[str, float]] = {}
+        self.tokens_per_s = 0.0
+        """Recent decode rate; only reported, so it is no mutation."""
         self.mutations = 0
         """Grows with every change a cut would show; never goes back."""
 
@@ -132,6 +134,7 @@ class RecoveryState:
         state._skipped, state._consecutive = cut.skipped_prompts, cut.consecutive_dropped
         state._next_position = cut.next_position
         state._last_done = dict(cut.last_done)
+        state.tokens_per_s = cut.tokens_per_s
         state._metrics = {version: dict(row) for version, row in cut.metrics.items()}
         for group in cut.groups:
             state.ledger.reopen(group.id, anchor_step=anchor.version, abrupt=abrupt)
@@ -407,6 +410,7 @@ class RecoveryState:
             consecutive_dropped=self._consecutive,
             next_position=self._next_position,
             last_done=dict(self._last_done),
+            tokens_per_s=self.tokens_per_s,
             metrics=self.metrics(),
         )
 

@@ -196,6 +196,7 @@ class Controller:
                 ]
                 for name, pump in pumps.helpers().items():
                     tasks.create_task(pump(), name=name)
+                tasks.create_task(life.heartbeat(), name="heartbeat")
                 if pumps.validation is not None:
                     validation = tasks.create_task(pumps.validation.run(), name="validation")
                     await asyncio.wait(workers)

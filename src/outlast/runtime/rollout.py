@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from outlast.errors import DataFailure, InfrastructureFailure, RolloutFailure
 from outlast.model.groups import FailureKind, Group, GroupState, Receipt, RecoveryLevel
 from outlast.model.ids import AttemptKey, GroupId, SiblingIndex, TrainerVersion
@@ -337,7 +339,7 @@ def _receipt(row: Row, rollout: Rollout, digest: str, served: TrainerVersion) ->
     return Receipt(
         key=row.key,
         digest=digest,
-        reward=rollout.reward,
+        reward=float(np.float32(rollout.reward)),  # as the row stores it
         prompt_tokens=len(row.prompt_ids),
         response_tokens=len(row.response_ids),
         min_version=TrainerVersion(int(versions.min())) if len(versions) else served,

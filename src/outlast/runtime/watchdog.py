@@ -42,6 +42,8 @@ class Watchdog:
             now = clock.monotonic()
             rate = (self._board.generated_tokens - tokens) / max(1e-9, now - at)
             tokens, at = self._board.generated_tokens, now
+            if rate:
+                self._board.state.tokens_per_s = rate
             self._board.bus.emit(self._gauges(rate, now))
             if self._progress() != seen:
                 moved_at, seen = now, self._progress()

@@ -1,0 +1,336 @@
+"""Start of a life: lock, plan, verify and load read-only, then adopt (DESIGN 5, 12).
+
+Until `Life.adopt` the disk is as it was found (P4, A6): a failure before it costs nothing, a
+failure after it costs an incarnation number. May import: `durable`, `model`, `runtime.board`,
+`runtime.store`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outlast.durable import lineage, lock, names
+from outlast.durable.anchors import write_bootstrap
+from outlast.durable.consumption import ConsumptionLog
+from outlast.durable.cutcodec import LoadedCut, load_cut
+from outlast.durable.files import make_directory
+from outlast.durable.fingerprint import Fingerprint, read_fingerprint
+from outlast.durable.listing import read_run
+from outlast.durable.manifest import (
+    FORMAT,
+    BootstrapRecord,
+    FoundCut,
+    RunListing,
+    TreeKind,
+)
+from outlast.durable.publish import replace_file
+from outlast.durable.restore import Inspector, Plan, Resume, plan_restore
+from outlast.durable.snapshots import Publisher
+from outlast.durable.verify import verify_payload
+from outlast.errors import CorruptData, InvariantError
+from outlast.model.cut import GENESIS, Anchor, AnchorKind
+from outlast.model.groups import AttemptState
+from outlast.model.ids import Incarnation, TrainerVersion
+from outlast.model.state import RecoveryState
+from outlast.ports import DataPlane
+from outlast.runtime.board import Board
+from outlast.runtime.settings import RunSettings
+from outlast.runtime.store import RunStore, StorePlace
+from outlast.telemetry import events
+from outlast.telemetry.bus import Bus
+from outlast.world import World
+
+BOOTSTRAP = Anchor(kind=AnchorKind.BOOTSTRAP, version=TrainerVersion(0), history=GENESIS)
+HEARTBEAT_S = 5.0
+
+
+async def begin(*, world: World, bus: Bus, place: StorePlace, settings: RunSettings) -> Life:
+    """Lock the run directory and decide how to start. Changes nothing but the lock.
+
+    Raises the refusals of `plan_restore`, LockHeld, and DiskError.
+    """
+    began = world.clock.monotonic()
+    files, run_dir = place.files, place.run_dir
+    look = _Look(place)
+    before = await world.offload(read_run, files, run_dir, verify="names")
+    if before.run is None:  # not a run yet: refuse a stranger's directory before touching it
+        look.plan(before, settings)
+    await world.offload(make_directory, files, run_dir)
+    held = await world.offload(
+        lock.acquire, files, run_dir, world=world, take_over=settings.take_over
+    )
+    try:
+        listing = await world.offload(read_run, files, run_dir, verify="manifest")
+        plan = await world.offload(look.plan, listing, settings)
+    except BaseException:
+        held.release()
+        raise
+    life = Life(world=world, bus=bus, place=place, settings=settings, held=held)
+    life.found(listing, plan, loaded=look.loaded_for(plan), began=began)
+    return life
+
+
+class _Look:
+    """The planner's eyes: verifies candidates and keeps what it decoded on the way."""
+
+    def __init__(self, place: StorePlace) -> None:
+        self._place = place
+        self._loaded: dict[object, LoadedCut] = {}
+
+    def plan(self, listing: RunListing, settings: RunSettings) -> Plan:
+        return plan_restore(
+            listing,
+            mode=settings.restore_mode,
+            fingerprint=settings.fingerprint,
+            inspect=Inspector(verify=self._verify, fingerprint=self._fingerprint),
+            fresh=settings.fresh,
+        )
+
+    def loaded_for(self, plan: Plan) -> LoadedCut | None:
+        return self._loaded[plan.cut.path] if isinstance(plan, Resume) else None
+
+    def _verify(self, found: FoundCut) -> str | None:
+        files, run_dir = self._place.files, self._place.run_dir
+        try:
+            loaded = load_cut(files, run_dir, found)
+            if found.kind is TreeKind.TRAINER_CHECKPOINT:
+                verify_payload(
+                    files,
+                    run_dir / found.path,
+                    manifest=loaded.manifest,
+                    skip=(f"{names.ROLLOUT_STATE}/",),
+                )
+        except CorruptData as error:
+            return str(error)
+        self._loaded[found.path] = loaded
+        return None
+
+    def _fingerprint(self, found: FoundCut) -> Fingerprint:
+        data = self._loaded[found.path].fingerprint
+        return read_fingerprint(data, where=str(found.path))
+
+
+class Life:
+    """One incarnation's hold on the run directory."""
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        bus: Bus,
+        place: StorePlace,
+        settings: RunSettings,
+        held: lock.RunLock,
+    ) -> None:
+        self._world = world
+        self._bus = bus
+        self._place = place
+        self._settings = settings
+        self._held = held
+        self._board: Board | None = None
+        self._store: RunStore | None = None
+        self._log: ConsumptionLog | None = None
+        self._adopted = False
+
+    def found(
+        self, listing: RunListing, plan: Plan, *, loaded: LoadedCut | None, began: float
+    ) -> None:
+        """What the start decided; called once by `begin`."""
+        self._listing, self._plan, self._loaded, self._began = listing, plan, loaded, began
+        self.incarnation: Incarnation = lineage.next_incarnation(listing)
+
+    # ---------------------------------------------------------------------- before adoption
+
+    def finished(self, max_steps: int) -> bool:
+        """Whether the restored trainer version is at the target already."""
+        return self._loaded is not None and self.restored_version >= max_steps
+
+    @property
+    def restored_version(self) -> TrainerVersion:
+        if self._loaded is None:
+            return TrainerVersion(0)
+        return self._loaded.manifest.trainer_version
+
+    @property
+    def restored_name(self) -> str | None:
+        """Live name of the restored cut."""
+        return self._plan.cut.path.name if isinstance(self._plan, Resume) else None
+
+    @property
+    def trainer_directory(self) -> Path | None:
+        """Where the trainer loads from; None for the initial model."""
+        if not isinstance(self._plan, Resume) or self._plan.anchor_tree is None:
+            return None
+        return Path(self._place.run_dir / self._plan.anchor_tree.path / names.TRAINER)
+
+    async def load_rows(self, plane: DataPlane) -> None:
+        """Fill the plane with exactly the rows that the restored cut names."""
+        if self._loaded is not None:
+            await plane.load(Path(self._loaded.rows), self._loaded.cut.row_keys)
+
+    # ----------------------------------------------------------------------------- adoption
+
+    async def adopt(self) -> None:
+        """Become the owner: from here on the run has a new incarnation."""
+        world, place, settings = self._world, self._place, self._settings
+        restored = self._loaded.manifest if self._loaded else None
+        adoption = await world.offload(
+            lineage.adopt,
+            place.files,
+            place.run_dir,
+            listing=self._listing,
+            restored=restored,
+            world=world,
+        )
+        self._adopted = True
+        self._held.beat(adoption.record.number)
+        self._next_sequence = adoption.record.first_sequence
+        self._log = ConsumptionLog(
+            place.files,
+            place.paths.consumption,
+            incarnation=adoption.record.number,
+            fence=adoption.fence,
+        )
+        publisher = Publisher(
+            place.files,
+            place.run_dir,
+            run=adoption.run.run,
+            incarnation=adoption.record.number,
+            fence=adoption.fence,
+            log=self._log,
+            world=world,
+        )
+        self._store = RunStore(
+            world, self._bus, publisher, settings=settings, metrics=self._metrics
+        )
+        for warning in await world.offload(publisher.sweep):
+            self._bus.emit(events.Warned(message=warning))
+        await world.offload(self._write_identity)
+        self._bus.emit(
+            events.RunStarted(
+                run=adoption.run.run,
+                incarnation=adoption.record.number,
+                run_dir=str(place.run_dir),
+                recipe=settings.description,
+                steps_target=settings.train.max_steps,
+            )
+        )
+
+    def _write_identity(self) -> None:
+        """recipe.yaml at every adoption, the bootstrap anchor at the first."""
+        files, settings = self._place.files, self._settings
+        recipe = self._place.run_dir / names.RECIPE
+        replace_file(files, recipe, settings.recipe_text.encode())
+        if self._listing.bootstrap is None:
+            identities = settings.fingerprint.identities
+            record = BootstrapRecord(
+                format=FORMAT,
+                model=identities.model,
+                tokenizer=identities.tokenizer,
+                fingerprint=settings.fingerprint.digest,
+            )
+            write_bootstrap(files, self._place.run_dir, record)
+
+    # ------------------------------------------------------------------------ after adoption
+
+    @property
+    def store(self) -> RunStore:
+        if self._store is None:
+            raise InvariantError("the store is used before adoption")
+        return self._store
+
+    @property
+    def board(self) -> Board:
+        if self._board is None:
+            raise InvariantError("the board is used before it is made")
+        return self._board
+
+    def make_board(self) -> Board:
+        """The recovery state, restored or new, on a fresh board."""
+        assert self._log is not None
+        settings, sampler = self._settings, self._settings.sampler()
+        anchor, parent = BOOTSTRAP, None
+        if self._loaded is None or not isinstance(self._plan, Resume):
+            state = RecoveryState(settings.plan, sampler, self._log, incarnation=self.incarnation)
+        else:
+            anchor, parent = self._plan.anchor, self._loaded.cut.sequence
+            state = RecoveryState.restored(
+                settings.plan,
+                sampler,
+                self._log,
+                incarnation=self.incarnation,
+                cut=self._loaded.cut,
+                anchor=anchor,
+                abrupt=self._abrupt(),
+            )
+        self._board = Board(
+            world=self._world,
+            bus=self._bus,
+            state=state,
+            anchor=anchor,
+            parent=parent,
+            next_sequence=self._next_sequence,
+        )
+        return self._board
+
+    def _abrupt(self) -> bool:
+        """Whether the life before this one left no end record."""
+        newest = max((r.number for r in self._listing.incarnations), default=0)
+        return newest not in {end.number for end in self._listing.ends}
+
+    def report(self, board: Board) -> None:
+        """Emit the restore report (nothing for a fresh start)."""
+        if self._loaded is None or not isinstance(self._plan, Resume):
+            return
+        cut, plan, now = self._loaded.cut, self._plan, self._world.clock
+        live = [group for group in cut.groups if group.holds_permit]
+        receipts = [receipt for group in live for receipt in group.receipts()]
+        tokens = sum(receipt.response_tokens for receipt in receipts)
+        missing = [s for group in live for s in group.siblings if not s.sealed]
+        flying = [s for s in missing if s.attempt.state is AttemptState.DISPATCHED]
+        self._bus.emit(
+            events.Restored(
+                anchor=str(plan.anchor),
+                snapshot=plan.cut.path.name,
+                sequence=cut.sequence,
+                age_s=max(0.0, now.wall() - plan.manifest.created),
+                trainer_version=board.state.version,
+                steps_to_replay=plan.steps_to_replay,
+                groups_reused=sum(1 for group in live if group.all_sealed),
+                siblings_reused=len(receipts),
+                tokens_reused=tokens,
+                attempts_superseded=len(flying),
+                siblings_redispatched=len(missing),
+                orphans=0,
+                rejected=tuple((r.path.name, f"{r.why}: {r.reason}") for r in plan.rejected),
+                load_s=now.monotonic() - self._began,
+                estimated_saved_s=tokens / cut.tokens_per_s if cut.tokens_per_s else 0.0,
+            )
+        )
+
+    async def heartbeat(self) -> None:
+        """Keep the lock's heartbeat fresh until the life ends."""
+        while await self.board.sleep(HEARTBEAT_S):
+            await self._world.offload(self._held.beat)
+
+    async def ended(self, reason: str) -> None:
+        """Record an orderly end. A crash is recognised by the absence of this record."""
+        board = self._board
+        await self._world.offload(
+            lineage.write_end,
+            self._place.files,
+            self._place.run_dir,
+            number=self.incarnation,
+            reason=reason,
+            last_cut=board.parent if board is not None else None,
+            ended=self._world.clock.wall(),
+        )
+
+    async def close(self) -> None:
+        """Give log and lock back."""
+        if self._log is not None:
+            await self._world.offload(self._log.close)
+        self._held.release()
+
+    def _metrics(self) -> dict[str, dict[str, float]]:
+        return self._board.state.metrics() if self._board is not None else {}
