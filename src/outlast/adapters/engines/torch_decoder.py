@@ -7,6 +7,7 @@ May import: torch, numpy, `adapters.torch_model`.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,7 +55,7 @@ class Decoder(Protocol):
 
 
 class GenericDecoder:
-    """Any Hugging Face causal model, one sequence at a time through `past_key_values`.
+    """Any Hugging Face causal model, one sequence at a time through its own cache.
 
     Correct for every architecture and never dependent on the batch, but slow: it is the fallback
     for models that `LlamaDecoder` does not cover.
@@ -66,6 +67,9 @@ class GenericDecoder:
         self._device = device
         self._model = empty_model(config, dtype=dtype).to(device)
         self._state = named_state(self._model)
+        # Newer releases of transformers call the cache `cache`, older ones `past_key_values`.
+        parameters = inspect.signature(self._model.forward).parameters
+        self._keyword = "cache" if "cache" in parameters else "past_key_values"
         self._caches: list[Any] = []
 
     def load(self, state: State) -> None:
@@ -87,8 +91,9 @@ class GenericDecoder:
 
     def _forward(self, slot: int, tokens: Int64) -> Tensor:
         ids = torch.from_numpy(tokens).to(self._device)[None]
-        output = self._model(input_ids=ids, past_key_values=self._caches[slot], use_cache=True)
-        self._caches[slot] = output.past_key_values
+        cached = {self._keyword: self._caches[slot]}
+        output = self._model(input_ids=ids, use_cache=True, **cached)
+        self._caches[slot] = getattr(output, self._keyword)
         logits: Tensor = output.logits[0, -1].float()
         return logits
 

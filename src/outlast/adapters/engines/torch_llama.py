@@ -28,12 +28,13 @@ _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 
 def covers(config: Any) -> bool:
     """Whether `LlamaDecoder` computes the model of this transformers config."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return (
         config.model_type == "llama"
         and config.hidden_act == "silu"
         and not config.attention_bias
         and not config.mlp_bias
-        and (config.rope_parameters or {}).get("rope_type", "default") in _STATIC_ROPE
+        and rope.get("rope_type", "default") in _STATIC_ROPE
     )
 
 

@@ -1,0 +1,19 @@
+"""Model directories that are made once per session, by name: ``llama``, ``untied``, ``gpt2``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.adapters.models import save_gpt2, save_llama
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "llama": save_llama(root / "llama"),
+        "untied": save_llama(root / "untied", tied=False, seed=1),
+        "gpt2": save_gpt2(root / "gpt2"),
+    }
