@@ -1,0 +1,260 @@
+"""Trees that a crash can leave behind, as values, and the choices between them.
+
+An inode remembers what is durable and what is pending; a crash keeps some of the pending part.
+
+- **K** process kill: everything written stays.
+- **O** ordered, like ext4 and xfs: each directory keeps a prefix of its pending operations; bytes
+  of a file that were not synced are lost, torn or whole.
+- **P** POSIX-weak: each directory keeps any subset of its pending operations.
+
+May import: the standard library.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EntryOp:
+    """One pending change of a directory: names that go and a name that leads to an inode."""
+
+    removed: str | None
+    added: str | None
+    inode: int
+
+    def apply(self, entries: dict[str, int]) -> None:
+        """Carry the change out, tolerating that earlier ones were lost."""
+        if self.removed is not None:
+            entries.pop(self.removed, None)
+        if self.added is not None:
+            entries[self.added] = self.inode
+
+
+@dataclass(slots=True)
+class DirNode:
+    """A directory: what programs see, what is durable, and the operations in between."""
+
+    entries: dict[str, int] = field(default_factory=dict)
+    durable: dict[str, int] = field(default_factory=dict)
+    pending: list[EntryOp] = field(default_factory=list)
+
+    def change(self, op: EntryOp) -> None:
+        op.apply(self.entries)
+        self.pending.append(op)
+
+    def sync(self) -> None:
+        self.durable = dict(self.entries)
+        self.pending.clear()
+
+    def surviving(self, kept: Sequence[EntryOp]) -> dict[str, int]:
+        """Entries after a crash that kept these of the pending operations."""
+        entries = dict(self.durable)
+        for op in kept:
+            op.apply(entries)
+        return entries
+
+
+@dataclass(slots=True)
+class FileNode:
+    """A file: what programs read and what is durable."""
+
+    content: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+    dirty: bool = False
+    poisoned: bool = False
+    """An fsync failed: its pages count as clean, so no later fsync makes them durable."""
+
+    def sync(self) -> None:
+        if not self.poisoned:
+            self.durable = bytes(self.content)
+        self.dirty = self.poisoned
+
+    def variants(self) -> tuple[bytes, ...]:
+        """What a crash can leave: bytes lost, torn, whole."""
+        if not self.dirty:
+            return (self.durable,)
+        lost, whole = self.durable, bytes(self.content)
+        tail_at = len(lost) if whole.startswith(lost) else 0
+        torn = whole[: tail_at + (len(whole) - tail_at) // 2]
+        return tuple(dict.fromkeys((lost, torn, whole)))
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One tree at rest: directories and files by inode, everything durable."""
+
+    dirs: Mapping[int, Mapping[str, int]]
+    files: Mapping[int, bytes]
+
+    def paths(self, top: int = ROOT, at: str = "") -> Iterator[tuple[str, int]]:
+        """(path, inode) of every file and directory below `top`, in name order."""
+        for name in sorted(self.dirs[top]):
+            inode = self.dirs[top][name]
+            yield f"{at}/{name}", inode
+            if inode in self.dirs:
+                yield from self.paths(inode, f"{at}/{name}")
+
+    def signature(self) -> tuple[tuple[str, bytes | None], ...]:
+        """Equal for trees that no program can tell apart."""
+        return tuple((path, self.files.get(inode)) for path, inode in self.paths())
+
+
+Dirs = Mapping[int, DirNode]
+FileNodes = Mapping[int, FileNode]
+
+
+def visible_image(dirs: Dirs, files: FileNodes) -> Image:
+    """Model K: the tree as programs see it now."""
+    chosen = {inode: node.entries for inode, node in dirs.items()}
+    contents = {inode: bytes(node.content) for inode, node in files.items()}
+    return _reachable(chosen, contents)
+
+
+def _reachable(dirs: Mapping[int, Mapping[str, int]], files: Mapping[int, bytes]) -> Image:
+    kept_dirs: dict[int, dict[str, int]] = {}
+    kept_files: dict[int, bytes] = {}
+    todo = [ROOT]
+    while todo:
+        inode = todo.pop()
+        if inode in files:
+            kept_files[inode] = files[inode]
+        elif inode not in kept_dirs:
+            kept_dirs[inode] = dict(dirs[inode])
+            todo += dirs[inode].values()
+    return Image(kept_dirs, kept_files)
+
+
+# --------------------------------------------------------------------------- enumeration
+
+
+def ordered_images(dirs: Dirs, files: FileNodes, *, cap: int) -> Iterator[Image]:
+    """Model O: a prefix per directory times the variants of every dirty file."""
+    options = {
+        inode: [tuple(node.pending[:n]) for n in range(len(node.pending) + 1)]
+        for inode, node in dirs.items()
+        if node.pending
+    }
+    yield from _images(dirs, files, options=options, cap=cap)
+
+
+def weak_images(dirs: Dirs, files: FileNodes, *, cap: int) -> Iterator[Image]:
+    """Model P: any subset per directory; beyond `cap` the corners and a fixed sample."""
+    options = {
+        inode: _subsets(node.pending, limit=cap) for inode, node in dirs.items() if node.pending
+    }
+    yield from _images(dirs, files, options=options, cap=cap)
+
+
+def _subsets(pending: Sequence[EntryOp], *, limit: int) -> list[tuple[EntryOp, ...]]:
+    if 2 ** len(pending) <= limit:
+        sizes = range(len(pending) + 1)
+        return [kept for n in sizes for kept in itertools.combinations(pending, n)]
+    chosen: list[tuple[EntryOp, ...]] = [(), tuple(pending)]
+    chosen += [(op,) for op in pending]
+    chosen += [tuple(o for o in pending if o is not op) for op in pending]
+    rng = random.Random(len(pending))
+    chosen += [tuple(op for op in pending if rng.random() < 0.5) for _ in range(limit // 2)]
+    return chosen
+
+
+def _images(
+    dirs: Dirs,
+    files: FileNodes,
+    *,
+    options: Mapping[int, Sequence[tuple[EntryOp, ...]]],
+    cap: int,
+) -> Iterator[Image]:
+    inodes = list(options)
+    choices = _product([options[inode] for inode in inodes], cap)
+    for choice in choices:
+        chosen = {inode: dirs[inode].durable for inode in dirs}
+        for inode, kept in zip(inodes, choice, strict=True):
+            chosen[inode] = dirs[inode].surviving(kept)
+        yield from _with_contents(chosen, files)
+
+
+def _product(
+    lists: Sequence[Sequence[tuple[EntryOp, ...]]], cap: int
+) -> Iterator[tuple[tuple[EntryOp, ...], ...]]:
+    """All combinations; where there are more than `cap`, a fixed sample of them and the corners."""
+    total = 1
+    for options in lists:
+        total *= len(options)
+    if total <= cap:
+        yield from itertools.product(*lists)
+        return
+    rng = random.Random(total)
+    yield tuple(options[0] for options in lists)
+    yield tuple(options[-1] for options in lists)
+    for at, options in enumerate(lists):
+        for option in options:  # one directory at a time, the others all or nothing
+            yield tuple(option if i == at else other[0] for i, other in enumerate(lists))
+            yield tuple(option if i == at else other[-1] for i, other in enumerate(lists))
+    for _ in range(cap):
+        yield tuple(rng.choice(options) for options in lists)
+
+
+_FULL_PRODUCT_FILES = 3
+
+
+def _with_contents(chosen: Mapping[int, Mapping[str, int]], files: FileNodes) -> Iterator[Image]:
+    base = _reachable(chosen, {inode: node.durable for inode, node in files.items()})
+    dirty = [inode for inode in sorted(base.files) if files[inode].dirty]
+    variants = [files[inode].variants() for inode in dirty]
+    if len(dirty) <= _FULL_PRODUCT_FILES:
+        combinations = list(itertools.product(*variants))
+    else:
+        combinations = [tuple(v[0] for v in variants), tuple(v[-1] for v in variants)]
+        for at, own in enumerate(variants):
+            for one in own:
+                combinations.append(
+                    tuple(one if i == at else v[-1] for i, v in enumerate(variants))
+                )
+    for contents in combinations:
+        yield Image(base.dirs, {**base.files, **dict(zip(dirty, contents, strict=True))})
+
+
+def drawn_image(dirs: Dirs, files: FileNodes, rng: random.Random) -> Image:
+    """One crash by chance: mostly ordered, sometimes POSIX-weak, sometimes only a process kill."""
+    kind = rng.random()
+    if kind < 0.25:
+        return visible_image(dirs, files)
+    chosen: dict[int, Mapping[str, int]] = {}
+    for inode, node in dirs.items():
+        kept = node.pending[: rng.randint(0, len(node.pending))]
+        if kind > 0.8:
+            kept = [op for op in node.pending if rng.random() < 0.5]
+        chosen[inode] = node.surviving(kept)
+    contents = {inode: rng.choice(node.variants()) for inode, node in files.items()}
+    return _reachable(chosen, contents)
+
+
+def rotten_images(image: Image) -> Iterator[tuple[str, Image]]:
+    """Model R: one inode truncated or flipped, or one name missing; (what happened, tree)."""
+    seen: set[int] = set()
+    for path, inode in image.paths():
+        if inode in image.dirs:
+            continue
+        data = image.files[inode]
+        if inode not in seen and data:  # a hard link rots under all its names at once
+            seen.add(inode)
+            middle = len(data) // 2
+            flipped = data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
+            for what, bad in (("truncated", data[:middle]), ("flipped", flipped)):
+                yield f"{path} {what}", Image(image.dirs, {**image.files, inode: bad})
+        yield f"{path} missing", _without(image, path)
+
+
+def _without(image: Image, path: str) -> Image:
+    *parents, name = path.strip("/").split("/")
+    at = ROOT
+    for part in parents:
+        at = image.dirs[at][part]
+    entries = {n: i for n, i in image.dirs[at].items() if n != name}
+    return _reachable({**image.dirs, at: entries}, image.files)
