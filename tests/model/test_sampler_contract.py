@@ -72,7 +72,7 @@ class Mine(SamplerBase):
     def max_lag(self) -> int | None:
         return None
 
-    def admits(self, state: SamplerState, groups: Groups, acknowledged: TrainerVersion) -> bool:
+    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
         return len(groups) < self.capacity_needed
 
     def select(
@@ -117,7 +117,7 @@ class EvictsAnything(Mine):
 class Random(Mine):
     calls = itertools.count()
 
-    def admits(self, state: Any, groups: Any, acknowledged: Any) -> bool:
+    def admits(self, state: Any, groups: Any, *, acknowledged: Any) -> bool:
         return next(self.calls) % 2 == 0
 
 
@@ -130,7 +130,7 @@ class TooOld(Mine):
 class Starves(Mine):
     """Admits one step's worth and never again: forgets that steps consume admissions."""
 
-    def admits(self, state: Any, groups: Any, acknowledged: Any) -> bool:
+    def admits(self, state: Any, groups: Any, *, acknowledged: Any) -> bool:
         return bool(state.admitted - state.credited < self.prompts_per_step)
 
 
@@ -169,7 +169,7 @@ def test_a_custom_sampler_keeps_the_contract_and_loads_by_name() -> None:
     section = SamplerSection(name="custom", target=f"{HERE}:Mine", args={"bonus": 2})
     sampler = build_sampler(section, 4)
     assert sampler.name == f"{HERE}:Mine" and sampler.capacity_needed == 6
-    check_sampler(lambda P: load_sampler(f"{HERE}:Mine", P, {"bonus": 2}))
+    check_sampler(lambda P: load_sampler(f"{HERE}:Mine", prompts_per_step=P, args={"bonus": 2}))
 
 
 class Nameless:
@@ -199,7 +199,7 @@ def test_a_bad_custom_target_is_a_recipe_error(
     target: str, args: dict[str, int], message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):
-        load_sampler(target, 4, dict(args))
+        load_sampler(target, prompts_per_step=4, args=dict(args))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def select(
     check_selection(
         sampler,
         groups,
-        picked,
+        picked=picked,
         version=TrainerVersion(version),
         at_least=at_least,
         at_most=at_most,
@@ -68,7 +68,7 @@ def test_in_order_admits_batches_below_v_plus_lookahead_plus_one(
     lookahead: int, version: int, allowed: int
 ) -> None:
     sampler, state, count = InOrder(4, lookahead), counters("in_order"), 0
-    while sampler.admits(state, {}, TrainerVersion(version)):
+    while sampler.admits(state, {}, acknowledged=TrainerVersion(version)):
         assert sampler.target(state) == count + 1
         state, count = sampler.admitted(state, 4), count + 1
     assert count == allowed
@@ -82,9 +82,9 @@ def test_counted_samplers_admit_below_p_times_window(
 ) -> None:
     sampler = kind(4, staleness)
     v = TrainerVersion(version)
-    assert sampler.admits(counters(admitted=allowed - 1), {}, v)
-    assert not sampler.admits(counters(admitted=allowed), {}, v)
-    assert sampler.admits(sampler.credited(counters(admitted=allowed), 1), {}, v)
+    assert sampler.admits(counters(admitted=allowed - 1), {}, acknowledged=v)
+    assert not sampler.admits(counters(admitted=allowed), {}, acknowledged=v)
+    assert sampler.admits(sampler.credited(counters(admitted=allowed), 1), {}, acknowledged=v)
     assert sampler.target(counters()) is None
 
 
@@ -100,9 +100,9 @@ def test_windowed_admits_below_its_population(
     states = (OPEN, COMPLETE, BUFFERED, CLAIMED)
     groups = table(*(make_group(i, state=states[i % 4]) for i in range(population)))
     groups |= table(make_group(900, state=APPLIED), make_group(901, state=REPLAY))
-    assert not sampler.admits(counters(admitted=10_000), groups, TrainerVersion(0))
+    assert not sampler.admits(counters(admitted=10_000), groups, acknowledged=TrainerVersion(0))
     del groups[GroupId(0)]
-    assert sampler.admits(counters(admitted=10_000), groups, TrainerVersion(0))
+    assert sampler.admits(counters(admitted=10_000), groups, acknowledged=TrainerVersion(0))
 
 
 @pytest.mark.parametrize("sampler", BUILT_IN)
@@ -243,7 +243,7 @@ def test_s8_a_wrong_selection_is_an_error(picked: list[int], version: int, messa
         check_selection(
             Windowed(4, 1),
             groups,
-            [GroupId(i) for i in picked],
+            picked=[GroupId(i) for i in picked],
             version=TrainerVersion(version),
             at_least=1,
             at_most=2,
@@ -254,7 +254,7 @@ def test_s8_ready_first_reports_its_largest_lag() -> None:
     groups = buffered(0, 5, 7)
     ids = [GroupId(0), GroupId(1)]
     lag = check_selection(
-        ReadyFirst(4, 1), groups, ids, version=TrainerVersion(9), at_least=1, at_most=4
+        ReadyFirst(4, 1), groups, picked=ids, version=TrainerVersion(9), at_least=1, at_most=4
     )
     assert lag == 9
 
@@ -262,7 +262,7 @@ def test_s8_ready_first_reports_its_largest_lag() -> None:
 def test_restored_counters_must_agree_with_the_groups() -> None:
     sampler = InOrder(2, 1)
     groups = table(make_group(0, target=1), make_group(1, target=2), make_group(2, state=APPLIED))
-    check_restored(sampler, counters("in_order", admitted=3, batches=2), groups)
+    check_restored(sampler, counters("in_order", admitted=3, batches=2), groups=groups)
     cases = [
         (counters("windowed", admitted=3, batches=2), "made by sampler 'windowed'.*'in_order'"),
         (counters("in_order", admitted=3, batches=1), "group 1 has target step 2, but only 1"),
@@ -270,8 +270,10 @@ def test_restored_counters_must_agree_with_the_groups() -> None:
     ]
     for state, message in cases:
         with pytest.raises(NotRestorable, match=message):
-            check_restored(sampler, state, groups)
+            check_restored(sampler, state, groups=groups)
     with pytest.raises(NotRestorable, match="group 0 has target step 1 under sampler windowed"):
-        check_restored(Windowed(2, 1), counters("windowed", admitted=3), groups)
+        check_restored(Windowed(2, 1), counters("windowed", admitted=3), groups=groups)
     with pytest.raises(NotRestorable, match="group 5 has target step None under sampler in_order"):
-        check_restored(sampler, counters("in_order", admitted=3, batches=2), table(make_group(5)))
+        check_restored(
+            sampler, counters("in_order", admitted=3, batches=2), groups=table(make_group(5))
+        )

@@ -49,7 +49,7 @@ class Sampler(Protocol):
     @property
     def max_lag(self) -> int | None: ...
 
-    def admits(self, state: SamplerState, groups: Groups, acknowledged: TrainerVersion) -> bool:
+    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
         """Whether one more batch may be drawn; `acknowledged` by every serving engine."""
         ...
 
@@ -165,8 +165,8 @@ def take(
 def check_selection(
     sampler: Sampler,
     groups: Groups,
-    picked: Sequence[GroupId],
     *,
+    picked: Sequence[GroupId],
     version: TrainerVersion,
     at_least: int,
     at_most: int,
@@ -198,7 +198,7 @@ def check_selection(
     return worst
 
 
-def check_restored(sampler: Sampler, state: SamplerState, groups: Groups) -> None:
+def check_restored(sampler: Sampler, state: SamplerState, *, groups: Groups) -> None:
     """Refuse counters that contradict the restored groups, instead of discarding groups later.
 
     Raises NotRestorable: another sampler's state, a stamp above the batches counted (admission

@@ -70,7 +70,7 @@ class InOrder(SamplerBase):
     def max_lag(self) -> int | None:
         return self.lookahead
 
-    def admits(self, state: SamplerState, groups: Groups, acknowledged: TrainerVersion) -> bool:
+    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
         return state.batches < acknowledged + self.lookahead + 1
 
     def target(self, state: SamplerState) -> Step | None:
@@ -111,7 +111,7 @@ class _Counted(SamplerBase):
     def capacity_needed(self) -> int:
         return self.prompts_per_step * (self.max_staleness + 1)
 
-    def admits(self, state: SamplerState, groups: Groups, acknowledged: TrainerVersion) -> bool:
+    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
         window = acknowledged + self.max_staleness + 1
         return state.admitted - state.credited < self.prompts_per_step * window
 
@@ -222,7 +222,7 @@ class Windowed(SamplerBase):
         ratio = Fraction(repr(self.over_sampling_ratio))
         return math.ceil(ratio * self.prompts_per_step * (self.max_staleness + 1))
 
-    def admits(self, state: SamplerState, groups: Groups, acknowledged: TrainerVersion) -> bool:
+    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
         live = sum(group.state in PERMIT_STATES for group in groups.values())
         return live < self.population
 

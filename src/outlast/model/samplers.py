@@ -57,11 +57,11 @@ def build_sampler(section: SamplerSection, prompts_per_step: int) -> Sampler:
         )
     if section.target is None:
         raise RecipeError("sampler.name is custom; sampler.target must name it as module:Class")
-    return load_sampler(section.target, prompts_per_step, section.args)
+    return load_sampler(section.target, prompts_per_step=prompts_per_step, args=section.args)
 
 
 def load_sampler(
-    target: str, prompts_per_step: int, args: dict[str, str | int | float | bool]
+    target: str, *, prompts_per_step: int, args: dict[str, str | int | float | bool]
 ) -> Sampler:
     """Build the custom sampler `module:Class` as Class(prompts_per_step=P, **args).
 

@@ -138,7 +138,7 @@ class RecoveryState:
         state._metrics = {version: dict(row) for version, row in cut.metrics.items()}
         for group in cut.groups:
             state.ledger.reopen(group.id, anchor_step=anchor.version, abrupt=abrupt)
-        check_restored(sampler, state._counters, state.ledger.groups)
+        check_restored(sampler, state._counters, groups=state.ledger.groups)
         state._check_stamps()
         return state
 
@@ -153,7 +153,9 @@ class RecoveryState:
         if not count or permits.free < count:
             return 0
         groups = self.ledger.groups
-        return count if self.sampler.admits(self._counters, groups, acknowledged) else 0
+        return (
+            count if self.sampler.admits(self._counters, groups, acknowledged=acknowledged) else 0
+        )
 
     def admit(self, acknowledged: TrainerVersion) -> tuple[Group, ...]:
         """Draw, stamp and own the next groups; call only while `admissible` says so."""
@@ -311,7 +313,7 @@ class RecoveryState:
         groups, version = self.ledger.groups, self.version
         picked = self.sampler.select(groups, version, at_least=at_least, at_most=at_most)
         check_selection(
-            self.sampler, groups, picked, version=version, at_least=at_least, at_most=at_most
+            self.sampler, groups, picked=picked, version=version, at_least=at_least, at_most=at_most
         )
         return picked
 

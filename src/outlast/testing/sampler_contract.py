@@ -86,16 +86,18 @@ def check_population(factory: Factory, rng: random.Random) -> None:
     P = rng.choice((1, 2, 5))
     sampler = factory(P)
     version = TrainerVersion(rng.randrange(5))
-    groups = _population(sampler, rng, version)
+    groups = _population(sampler, rng, version=version)
     before = msgspec.json.encode(list(groups.values()))
     state = msgspec.structs.replace(start(sampler), admitted=len(groups), batches=9)
     for at_most in (1, P, 2 * P):
         for at_least in range(1, at_most + 1):
-            picked = _select_twice(sampler, groups, version, at_least, at_most)
-            check_selection(
-                sampler, groups, picked, version=version, at_least=at_least, at_most=at_most
+            picked = _select_twice(
+                sampler, groups, version=version, at_least=at_least, at_most=at_most
             )
-            most = _select_twice(sampler, groups, version, 1, at_most)
+            check_selection(
+                sampler, groups, picked=picked, version=version, at_least=at_least, at_most=at_most
+            )
+            most = _select_twice(sampler, groups, version=version, at_least=1, at_most=at_most)
             assert len(most) < at_least or picked == most, (
                 f"{sampler.name}: {len(most)} groups were selectable, yet at_least={at_least} "
                 f"changed the choice from {most} to {picked}"
@@ -108,8 +110,10 @@ def check_population(factory: Factory, rng: random.Random) -> None:
         for group_id in gone:
             found = groups[group_id].state
             assert found in allowed, f"{sampler.name}: {method} of group {group_id}, a {found} one"
-    verdict = sampler.admits(state, groups, version)
-    assert verdict == factory(P).admits(state, groups, version), f"{sampler.name}: admits differs"
+    verdict = sampler.admits(state, groups, acknowledged=version)
+    assert verdict == factory(P).admits(state, groups, acknowledged=version), (
+        f"{sampler.name}: admits differs"
+    )
     after = msgspec.json.encode(list(groups.values()))
     assert before == after, f"{sampler.name}: the groups were changed"
 
@@ -117,6 +121,7 @@ def check_population(factory: Factory, rng: random.Random) -> None:
 def _select_twice(
     sampler: Sampler,
     groups: dict[GroupId, Group],
+    *,
     version: TrainerVersion,
     at_least: int,
     at_most: int,
@@ -130,7 +135,7 @@ def _select_twice(
 
 
 def _population(
-    sampler: Sampler, rng: random.Random, version: TrainerVersion
+    sampler: Sampler, rng: random.Random, *, version: TrainerVersion
 ) -> dict[GroupId, Group]:
     size = rng.randrange(12)
     positions = rng.sample(range(100), size)
@@ -173,7 +178,7 @@ class _Play:
         size, version = self.sampler.batch_size, TrainerVersion(self.acknowledged)
         if live + size > self.sampler.capacity_needed:
             return
-        if not self.sampler.admits(self.state, self.groups, version):
+        if not self.sampler.admits(self.state, self.groups, acknowledged=version):
             return
         target = self.sampler.target(self.state)
         for _ in range(size):
@@ -211,7 +216,12 @@ class _Play:
         at_least, version = min(2, missing), TrainerVersion(self.version)
         picked = self.sampler.select(self.groups, version, at_least=at_least, at_most=missing)
         lag = check_selection(
-            self.sampler, self.groups, picked, version=version, at_least=at_least, at_most=missing
+            self.sampler,
+            self.groups,
+            picked=picked,
+            version=version,
+            at_least=at_least,
+            at_most=missing,
         )
         self.worst = max(self.worst, lag)
         for group_id in picked:

@@ -75,7 +75,7 @@ async def in_thread(call: Callable[[], T]) -> T:
     def work() -> None:
         try:
             results.append(call())
-        except BaseException as error:  # the thread's boundary: it goes to the caller
+        except BaseException as error:  # boundary: reward thread; the caller raises it
             errors.append(error)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(done.set)

@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
 class SingleTurnEnvironment:
     """Port `Environment`. Stateless but for a limit on concurrent reward threads."""
 
-    def __init__(self, section: EnvironmentSection, tokenizer: Any, reward: Reward) -> None:
+    def __init__(self, section: EnvironmentSection, tokenizer: Any, *, reward: Reward) -> None:
         """`tokenizer` satisfies `Tokenizer`. Raises RecipeError for an unusable template."""
         self._section = section
         self._tokenizer: Tokenizer = tokenizer
@@ -158,4 +158,4 @@ async def _collect(stream: Any) -> list[TokenChunk]:
 
 def build_environment(section: EnvironmentSection, tokenizer: Any) -> SingleTurnEnvironment:
     """The environment that a recipe names. Raises RecipeError."""
-    return SingleTurnEnvironment(section, tokenizer, load_reward(section.reward))
+    return SingleTurnEnvironment(section, tokenizer, reward=load_reward(section.reward))

@@ -49,7 +49,8 @@ class Columns:
             raise DataFailure(f"{where}: column {self.answer!r} is missing from this row")
         fields = {**row, "answer": row[self.answer]}
         if self.messages is not None:
-            return PromptItem(None, _messages(row.get(self.messages), self.messages, where), fields)
+            messages = _messages(row.get(self.messages), column=self.messages, where=where)
+            return PromptItem(None, messages, fields)
         text = row.get(self.prompt)
         if not isinstance(text, str) or not text:
             raise DataFailure(
@@ -59,7 +60,7 @@ class Columns:
         return PromptItem(text, fields=fields)
 
 
-def _messages(value: object, column: str, where: str) -> tuple[Mapping[str, str], ...]:
+def _messages(value: object, *, column: str, where: str) -> tuple[Mapping[str, str], ...]:
     required = "a non-empty list of {role, content} texts is required"
     if not isinstance(value, list) or not value:
         raise DataFailure(f"{where}: column {column!r} holds {_short(value)}; {required}")
