@@ -50,19 +50,21 @@ def explain(error: ValidationError, data: Mapping[str, Any]) -> list[str]:
         elif item["type"] == "value_error":
             line = f"{dotpath}: {item['msg'].removeprefix('Value error, ')}"
         else:
-            required = _required(item["msg"], dotpath, item["input"])
+            required = _required(item["msg"], dotpath, found=item["input"])
             line = f"{dotpath}: found {show(item['input'], dotpath)}, required: {required}"
         lines.setdefault(dotpath, line)
     return list(lines.values())
 
 
-def misread_booleans(data: Mapping[str, Any], full: Mapping[str, Any], at: str = "") -> list[str]:
+def misread_booleans(
+    data: Mapping[str, Any], full: Mapping[str, Any], *, at: str = ""
+) -> list[str]:
     """Booleans that pydantic read as numbers, and numbers that it read as booleans."""
     lines: list[str] = []
     for key, value in data.items():
         read = full.get(key)
         if isinstance(value, Mapping) and isinstance(read, Mapping):
-            lines += misread_booleans(value, read, f"{at}{key}.")
+            lines += misread_booleans(value, read, at=f"{at}{key}.")
         elif read is not None and isinstance(value, bool) != isinstance(read, bool):
             kind = "true or false" if isinstance(read, bool) else "a number"
             lines.append(f"{at}{key}: found {show(value, key)}, required: {kind}")
@@ -122,7 +124,7 @@ def _given(loc: Sequence[str | int], data: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def _required(message: str, dotpath: str, found: object) -> str:
+def _required(message: str, dotpath: str, *, found: object) -> str:
     leaf = leaf_of(dotpath)
     if leaf is not None and leaf.mapping and isinstance(found, list | Mapping):
         return "a string, number or boolean"

@@ -35,21 +35,23 @@ class Section(BaseModel):
     )
 
 
-def _declared(kind: FieldClass, reason: str, default: Any, about: str, kwargs: Any) -> Any:
+def _declared(
+    kind: FieldClass, default: Any, *, reason: str, about: str, options: dict[str, Any]
+) -> Any:
     extra: dict[str, JsonValue] = {"class": kind.value, "reason": reason}
-    return Field(default, description=about, json_schema_extra=extra, **kwargs)
+    return Field(default, description=about, json_schema_extra=extra, **options)
 
 
 def semantic(default: Any, about: str, **kwargs: Any) -> Any:
     """Declare a field that decides what rollouts mean. `...` as default makes it required."""
-    return _declared(FieldClass.SEMANTIC, "", default, about, kwargs)
+    return _declared(FieldClass.SEMANTIC, default, reason="", about=about, options=kwargs)
 
 
 def training(default: Any, about: str, **kwargs: Any) -> Any:
     """Declare a field that only decides what an optimizer step does."""
-    return _declared(FieldClass.TRAINING, "", default, about, kwargs)
+    return _declared(FieldClass.TRAINING, default, reason="", about=about, options=kwargs)
 
 
 def operational(default: Any, about: str, *, why: str, **kwargs: Any) -> Any:
     """Declare a field outside the fingerprint; `why` says why no rollout depends on it."""
-    return _declared(FieldClass.OPERATIONAL, why, default, about, kwargs)
+    return _declared(FieldClass.OPERATIONAL, default, reason=why, about=about, options=kwargs)

@@ -120,7 +120,7 @@ def _validated(given: DictConfig, *, source: str) -> LoadedRecipe:
     misread = misread_booleans(data, full)
     if misread:
         raise _refusal(source, misread)
-    kept = _unresolved(full, _container(config, resolve=False), "")
+    kept = _unresolved(full, _container(config, resolve=False), dotpath="")
     return LoadedRecipe(recipe, yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
 
 
@@ -173,16 +173,18 @@ def _withheld(raw: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _withheld(value, f"{prefix}{key}.")
 
 
-def _unresolved(full: Any, raw: Any, dotpath: str) -> Any:
+def _unresolved(full: Any, raw: Any, *, dotpath: str) -> Any:
     """`full`, with every interpolation as `raw` wrote it and every literal secret withheld."""
     if isinstance(raw, str) and "${" in raw:
         return raw
     if isinstance(full, dict):
         below: Mapping[str, Any] = raw if isinstance(raw, dict) else {}
         return {
-            key: _unresolved(value, below.get(key), f"{dotpath}.{key}")
+            key: _unresolved(value, below.get(key), dotpath=f"{dotpath}.{key}")
             for key, value in full.items()
         }
     if isinstance(full, list) and isinstance(raw, list):
-        return [_unresolved(item, given, dotpath) for item, given in zip(full, raw, strict=True)]
+        return [
+            _unresolved(item, given, dotpath=dotpath) for item, given in zip(full, raw, strict=True)
+        ]
     return WITHHELD if looks_secret(dotpath) and full is not None else full

@@ -51,7 +51,7 @@ def leaves_of(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from leaves_of(kind, f"{prefix}{name}.")
         else:
-            yield _leaf(name, info, prefix)
+            yield _leaf(name, info, prefix=prefix)
 
 
 def sections_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -96,7 +96,7 @@ def looks_secret(dotpath: str) -> bool:
     return _SECRET.search(dotpath.rsplit(".", 1)[-1]) is not None
 
 
-def _leaf(name: str, info: FieldInfo, prefix: str) -> Leaf:
+def _leaf(name: str, info: FieldInfo, *, prefix: str) -> Leaf:
     extra = info.json_schema_extra
     declared: Mapping[str, object] = extra if isinstance(extra, Mapping) else {}
     kind = declared.get("class")

@@ -146,12 +146,13 @@ def compare(stored: Fingerprint, current: Fingerprint, *, steps_to_replay: int) 
         for dotpath in _differing(old, new):
             if not exclusions.excluded(lists, dotpath):
                 refused = kind is FieldClass.SEMANTIC or steps_to_replay > 0
-                remedy = _remedy(dotpath, kind, old) if refused else ""
-                changes.append(_change(dotpath, kind, old, new, remedy))
+                remedy = _remedy(dotpath, kind, old=old) if refused else ""
+                changes.append(_change(dotpath, kind, old=old, new=new, remedy=remedy))
     before, after = _identities(stored), _identities(current)
     for dotpath in _differing(before, after):
         remedy = _IDENTITY_REMEDIES[dotpath]
-        changes.append(_change(dotpath, FieldClass.SEMANTIC, before, after, remedy))
+        kind = FieldClass.SEMANTIC
+        changes.append(_change(dotpath, kind, old=before, new=after, remedy=remedy))
     return Verdict(changes=tuple(changes))
 
 
@@ -182,6 +183,7 @@ def _differing(old: Mapping[str, Value], new: Mapping[str, Value]) -> Iterator[s
 def _change(
     dotpath: str,
     kind: FieldClass,
+    *,
     old: Mapping[str, Value],
     new: Mapping[str, Value],
     remedy: str,
@@ -196,7 +198,7 @@ def _change(
     )
 
 
-def _remedy(dotpath: str, kind: FieldClass, old: Mapping[str, Value]) -> str:
+def _remedy(dotpath: str, kind: FieldClass, *, old: Mapping[str, Value]) -> str:
     back = f"Set it back to {_shown(old, dotpath)}" if dotpath in old else "Remove it"
     if kind is FieldClass.TRAINING:
         back += ", or restore a trainer checkpoint that needs no step replayed"

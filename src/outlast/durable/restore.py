@@ -133,7 +133,7 @@ class _Search:
             if self.mode is RestoreMode.TRAINER_CHECKPOINT and cut.kind is TreeKind.SNAPSHOT:
                 ignored.append(cut.path)
                 continue
-            found = self._try(cut, manifest, tuple(ignored))
+            found = self._try(cut, manifest, ignored=tuple(ignored))
             if isinstance(found, Resume):
                 return found
             self.rejected.append(found)
@@ -159,7 +159,7 @@ class _Search:
         return sorted(found, key=lambda pair: pair[1].sequence, reverse=True)
 
     def _try(
-        self, cut: FoundCut, manifest: Manifest, ignored: tuple[PurePosixPath, ...]
+        self, cut: FoundCut, manifest: Manifest, *, ignored: tuple[PurePosixPath, ...]
     ) -> Resume | Rejected:
         defect = self._verify(cut)
         if defect is not None:
@@ -170,7 +170,7 @@ class _Search:
         anchor, tree = anchored
         replay = manifest.trainer_version - anchor.version
         try:
-            verdict = self._judge(cut, manifest, replay)
+            verdict = self._judge(cut, manifest, replay=replay)
         except CorruptData as error:
             return Rejected(cut.path, Rejection.CORRUPT, str(error))
         if not verdict.accepted:
@@ -188,7 +188,7 @@ class _Search:
             ignored=ignored,
         )
 
-    def _judge(self, cut: FoundCut, manifest: Manifest, replay: int) -> Verdict:
+    def _judge(self, cut: FoundCut, manifest: Manifest, *, replay: int) -> Verdict:
         if manifest.fingerprint == self.current.digest:
             return Verdict(changes=())
         stored = self.inspect.fingerprint(cut)
