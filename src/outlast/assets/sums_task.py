@@ -2,8 +2,8 @@
 
 What it is: addition only, addressed by index, with a held-out split by construction. chain_sum
 itself also subtracts (a model this small hardly ever samples a negative answer: such groups carry
-no signal and validation stalled near 0.7), and its seeds share problems: with one digit, every "held-out" item would have been
-trained on. Scored on the last number of the response.
+no signal and validation stalled near 0.7), and its seeds share problems: with one digit, every
+"held-out" item would have been trained on. Scored on the last number of the response.
 
 Keeps: an item is a pure function of (index, seed, digits, held_out); no training item is ever a
 held-out item, under any seed. May import: the standard library only.
