@@ -1,4 +1,4 @@
-"""The torch adapters pass the contract suites of their ports, for every decoder and architecture."""
+"""The torch adapters pass the contract suites of their ports, whatever the architecture."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What every `GenerationEngine` must do, adapters and fakes alike.
 
-Subclass `EngineContract` in a test module, name the class ``Test...`` and implement `make`; override
-`run` to drive another event loop than asyncio's own (the simulator's, for instance).
+Subclass `EngineContract` in a test module, name the class ``Test...`` and implement `make`;
+override `run` to drive another event loop than asyncio's own (the simulator's, for instance).
 """
 
 from __future__ import annotations

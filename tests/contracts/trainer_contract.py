@@ -1,7 +1,7 @@
 """What every `Trainer` must do, adapters and fakes alike.
 
-Subclass `TrainerContract` in a test module, name the class ``Test...`` and implement `make`; override
-`run` to drive another event loop than asyncio's own.
+Subclass `TrainerContract` in a test module, name the class ``Test...`` and implement `make`;
+override `run` to drive another event loop than asyncio's own.
 """
 
 from __future__ import annotations
