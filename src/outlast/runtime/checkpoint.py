@@ -29,7 +29,13 @@ class CheckpointPump:
     """At most one checkpoint is pending or in flight; `ready` makes the train pump wait for it."""
 
     def __init__(
-        self, board: Board, *, save_period: int, trainer: Trainer, plane: DataPlane, store: RunStore
+        self,
+        board: Board,
+        *,
+        save_period: int | None,
+        trainer: Trainer,
+        plane: DataPlane,
+        store: RunStore,
     ) -> None:
         self._board = board
         self._save_period = save_period
@@ -56,7 +62,10 @@ class CheckpointPump:
 
     def step_finished(self, *, final: bool) -> None:
         """Called in the section that applied a step: take its cut if a checkpoint is due."""
-        if final or self._due(self._board.state.version):
+        state = self._board.state
+        if self._save_period is None:
+            state.durable(state.version)  # as durable as it gets without checkpoints
+        elif final or self._due(state.version):
             self.request()
 
     def request(self) -> None:
@@ -71,7 +80,8 @@ class CheckpointPump:
     @property
     def behind(self) -> bool:
         """No durable checkpoint covers the trainer's version."""
-        return self._board.state.version != self._board.anchor.version
+        behind = self._board.state.version != self._board.anchor.version
+        return behind and self._save_period is not None
 
     @property
     def pending(self) -> bool:
@@ -124,4 +134,4 @@ class CheckpointPump:
         self._pending = None
 
     def _due(self, version: int) -> bool:
-        return version % self._save_period == 0
+        return self._save_period is not None and version % self._save_period == 0

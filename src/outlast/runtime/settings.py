@@ -13,18 +13,10 @@ from outlast.durable.restore import RestoreMode
 from outlast.model.sampler_base import Sampler
 from outlast.model.state import RunPlan
 from outlast.runtime.rollout import RolloutSettings
+from outlast.runtime.store import RetentionSettings
 from outlast.runtime.train import TrainSettings
 from outlast.runtime.validation import ValidationSettings
 from outlast.runtime.watchdog import WatchdogSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionSettings:
-    """What is kept besides the newest."""
-
-    keep_latest_k: int
-    keep_top_k: int = 0
-    metric: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +33,8 @@ class RunSettings:
     restore_mode: RestoreMode
     fresh: bool
     take_over: bool
-    save_period: int
+    save_period: int | None
+    """Steps between trainer checkpoints; None writes none, and nothing survives the process."""
     snapshot_interval_s: float | None
     snapshot_failures_max: int
     retention: RetentionSettings

@@ -22,6 +22,7 @@ from outlast.durable.manifest import (
     FoundCut,
     RunListing,
     TreeKind,
+    encode,
 )
 from outlast.durable.publish import replace_file
 from outlast.durable.restore import Inspector, Plan, Resume, plan_restore
@@ -201,7 +202,13 @@ class Life:
             world=world,
         )
         self._store = RunStore(
-            world, self._bus, publisher, settings=settings, metrics=self._metrics
+            world,
+            self._bus,
+            publisher,
+            retention=settings.retention,
+            fingerprint=encode(settings.fingerprint),
+            recipe=settings.recipe_text.encode(),
+            metrics=self._metrics,
         )
         for warning in await world.offload(publisher.sweep):
             self._bus.emit(events.Warned(message=warning))

@@ -12,17 +12,25 @@ from pathlib import Path, PurePosixPath
 
 from outlast.durable import names
 from outlast.durable.files import Files
-from outlast.durable.manifest import Manifest, TreeKind, encode
+from outlast.durable.manifest import Manifest, TreeKind
 from outlast.durable.publish import TmpTree
 from outlast.durable.retention import Warnings
 from outlast.durable.snapshots import Publisher
 from outlast.model.cut import Cut
 from outlast.model.ids import TrainerVersion
 from outlast.ports import SavedFile
-from outlast.runtime.settings import RunSettings
 from outlast.telemetry import events
 from outlast.telemetry.bus import Bus
 from outlast.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """What is kept besides the newest: snapshots, and the best checkpoints by a metric."""
+
+    keep_latest_k: int
+    keep_top_k: int = 0
+    metric: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +75,18 @@ class RunStore:
         bus: Bus,
         publisher: Publisher,
         *,
-        settings: RunSettings,
+        retention: RetentionSettings,
+        fingerprint: bytes,
+        recipe: bytes,
         metrics: Callable[[], dict[str, dict[str, float]]],
     ) -> None:
         self._world = world
         self._bus = bus
         self._publisher = publisher
-        self._settings = settings
+        self._retention = retention
         self._metrics = metrics
-        self._fingerprint = encode(settings.fingerprint)
-        self._recipe = settings.recipe_text.encode()
+        self._fingerprint = fingerprint
+        self._recipe = recipe
         self._linked: set[str] = set()
         self.last_published: str | None = None
         """Live name of the newest acknowledged cut of this incarnation."""
@@ -136,7 +146,7 @@ class RunStore:
         )
 
     def _retain(self, kind: TreeKind) -> Warnings:
-        retention = self._settings.retention
+        retention = self._retention
         warnings = self._publisher.retain_snapshots(keep_latest_k=retention.keep_latest_k)
         if kind is TreeKind.TRAINER_CHECKPOINT:
             warnings += self._publisher.retain_checkpoints(
@@ -146,7 +156,7 @@ class RunStore:
 
     def _score(self, manifest: Manifest) -> float | None:
         """Rank of a checkpoint; one without the metric ranks last, so it never blocks retention."""
-        metric = self._settings.retention.metric
+        metric = self._retention.metric
         if metric is None:
             return float("-inf")
         recorded = self._metrics().get(str(manifest.trainer_version), {}) | manifest.metrics

@@ -257,9 +257,10 @@ class TrainerCore:
         return digest.hexdigest()
 
     def staged(self) -> dict[str, Tensor]:
-        """Private CPU copies of everything a continuation needs, under the names on disk."""
-        if self._step is not None:
-            raise InvariantError(f"stage refused: step {self._step} is open")
+        """Private CPU copies of everything a continuation needs, under the names on disk.
+
+        Legal while a step is open: gradients are not state, and nothing else moves before finish.
+        """
         return {name: _private(value) for name, value in self._durable().items()}
 
     def _durable(self) -> dict[str, Tensor]:

@@ -1,0 +1,301 @@
+"""Wires a recipe to a run: adapters, settings, signals. The only place that knows all of them.
+
+May import: everything below the command line. Imports torch when called, not when imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from outlast.adapters.prompts.build import build_prompts
+from outlast.config.load import LoadedRecipe
+from outlast.config.schema import Recipe
+from outlast.durable.files import PosixFiles
+from outlast.durable.fingerprint import Identities, fingerprint_of
+from outlast.durable.names import RunPaths
+from outlast.durable.restore import RestoreMode
+from outlast.model.groups import PromptRef, RecoveryLevel
+from outlast.model.ids import Incarnation
+from outlast.model.samplers import build_sampler
+from outlast.model.state import RunPlan
+from outlast.ports import DataPlane, PromptSource, SamplingParams, Trainer
+from outlast.runtime.controller import Adapters, Controller, Outcome
+from outlast.runtime.rollout import RolloutSettings
+from outlast.runtime.settings import RunSettings
+from outlast.runtime.store import RetentionSettings, StorePlace
+from outlast.runtime.train import TrainSettings
+from outlast.runtime.validation import ValidationSettings
+from outlast.runtime.watchdog import WatchdogSettings
+from outlast.telemetry.bus import Bus, Sink
+from outlast.telemetry.events import AnyEvent, RunStarted
+from outlast.telemetry.sinks import DIRECTORY, JsonlSink, TensorBoardSink, telemetry_file
+from outlast.world import World, real_world
+
+_TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "chat_template", "vocab")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the run was asked to start."""
+
+    run_dir: Path
+    fresh: bool = False
+    take_over: bool = False
+
+
+def run_training(loaded: LoadedRecipe, launch: Launch, *, sinks: Sequence[Sink] = ()) -> Outcome:
+    """Start or resume the run and drive it to its end. Blocks; raises what ends the run."""
+    recipe = loaded.recipe
+    world = real_world(seed=recipe.seed)
+    files = _RunFiles(recipe, launch.run_dir)
+    bus = Bus(world.clock, *sinks, files)
+    try:
+        controller = _controller(loaded, launch, world=world, bus=bus)
+        return asyncio.run(_driven(controller))
+    finally:
+        files.close()
+
+
+async def _driven(controller: Controller) -> Outcome:
+    """Run with SIGTERM and SIGINT asking for a last snapshot; a second one ends at once."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, controller, number)
+    try:
+        return await controller.run()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _on_signal(controller: Controller, number: signal.Signals) -> None:
+    for again in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(again, lambda *_: _exit_now())
+    controller.stop(number.name)
+
+
+def _exit_now() -> None:
+    """A second signal: leave at once; the previous snapshot stands."""
+    import os
+
+    os._exit(75)
+
+
+class _RunFiles:
+    """Sinks that live in the run directory, opened once the life is adopted and has a number."""
+
+    def __init__(self, recipe: Recipe, run_dir: Path) -> None:
+        self._recipe = recipe
+        self._run_dir = run_dir
+        self._sinks: list[JsonlSink | TensorBoardSink] = []
+
+    def __call__(self, event: AnyEvent, wall: float, /) -> None:
+        if isinstance(event, RunStarted):
+            self._open(event.incarnation)
+        for sink in self._sinks:
+            sink(event, wall)
+
+    def _open(self, incarnation: int) -> None:
+        if self._recipe.telemetry.jsonl:
+            self._sinks.append(JsonlSink(telemetry_file(self._run_dir, incarnation)))
+        if self._recipe.telemetry.tensorboard:
+            self._sinks.append(TensorBoardSink(self._run_dir / DIRECTORY / "tensorboard"))
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+# ------------------------------------------------------------------------------------ building
+
+
+def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus) -> Controller:
+    from outlast.adapters.engines.torch_engine import TorchEngine
+    from outlast.adapters.environments.single_turn import build_environment
+    from outlast.adapters.tokenizer import load_tokenizer
+
+    recipe = loaded.recipe
+    engine = TorchEngine(
+        model_path=recipe.model.path,
+        generation=recipe.generation,
+        deterministic=recipe.deterministic,
+        device=recipe.training.device,
+    )
+    environment = build_environment(recipe.environment, load_tokenizer(engine.directory))
+    prompts = build_prompts(recipe.dataset)
+    held_out = None
+    if recipe.validation.enabled:
+        held_out = build_prompts(recipe.dataset, held_out=True, size=recipe.validation.size)
+    identities = Identities(
+        model=_digest(engine.directory, tokenizer=False),
+        tokenizer=_digest(engine.directory, tokenizer=True),
+        dataset=prompts.digest,
+        environment=_canonical(environment.identity),
+    )
+    place = StorePlace(files=PosixFiles(), run_dir=PurePosixPath(launch.run_dir.absolute()))
+    return Controller(
+        world=world,
+        bus=bus,
+        place=place,
+        settings=run_settings(loaded, launch, prompts=prompts, identities=identities),
+        adapters=Adapters(
+            engine=engine,
+            environment=environment,
+            prompts=prompts,
+            held_out=held_out,
+            make_plane=lambda incarnation: _plane(place, incarnation, world=world),
+            make_trainer=lambda plane: _trainer(recipe, plane),
+        ),
+    )
+
+
+def _plane(place: StorePlace, incarnation: Incarnation, *, world: World) -> DataPlane:
+    from outlast.adapters.planes.memory import MemoryPlane
+
+    segments = RunPaths(place.run_dir).segments
+    return MemoryPlane(place.files, segments, incarnation=incarnation, offload=world.offload)
+
+
+def _trainer(recipe: Recipe, plane: DataPlane) -> Trainer:
+    from outlast.adapters.trainers.torch_trainer import TorchTrainer
+
+    return TorchTrainer(
+        model_path=recipe.model.path,
+        algorithm=recipe.algorithm,
+        training=recipe.training,
+        plane=plane,
+        temperature=recipe.generation.temperature,
+        deterministic=recipe.deterministic,
+    )
+
+
+def _digest(directory: Path, *, tokenizer: bool) -> str:
+    """sha256 over the names and bytes of a model directory's tokenizer, or of all the rest."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.is_file() and path.name.startswith(_TOKENIZER_FILES) is tokenizer:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.name}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _canonical(identity: Mapping[str, str]) -> str:
+    return json.dumps(dict(identity), sort_keys=True)
+
+
+# ------------------------------------------------------------------------------------ settings
+
+
+def run_settings(
+    loaded: LoadedRecipe, launch: Launch, *, prompts: PromptSource, identities: Identities
+) -> RunSettings:
+    """The recipe as the runtime's plain values."""
+    recipe = loaded.recipe
+    snapshots, checkpoints = recipe.rollout_checkpointing, recipe.checkpointing
+    stall = recipe.async_rl.stall_watchdog
+    return RunSettings(
+        plan=_plan(recipe, prompts),
+        sampler=lambda: build_sampler(
+            recipe.async_rl.sampler, recipe.algorithm.num_prompts_per_step
+        ),
+        fingerprint=fingerprint_of(recipe, identities),
+        recipe_text=loaded.unresolved_yaml,
+        description=(
+            f"{recipe.model.path}, {recipe.dataset.name or recipe.dataset.source}, "
+            f"{recipe.async_rl.sampler.name}"
+        ),
+        restore_mode=RestoreMode(snapshots.restore_mode),
+        fresh=launch.fresh,
+        take_over=launch.take_over,
+        save_period=checkpoints.save_period if checkpoints.enabled else None,
+        snapshot_interval_s=snapshots.snapshot_attempt_interval_s,
+        snapshot_failures_max=snapshots.max_consecutive_failures,
+        retention=RetentionSettings(
+            keep_latest_k=snapshots.keep_latest_k,
+            keep_top_k=checkpoints.keep_top_k,
+            metric=checkpoints.metric_name,
+        ),
+        grace_s=recipe.preemption.grace_s,
+        must_save_by_s=checkpoints.must_save_by_s,
+        rollout=_rollout(recipe),
+        train=TrainSettings(
+            max_steps=recipe.algorithm.max_num_steps,
+            chunk_groups_min=recipe.async_rl.min_groups_for_streaming_train,
+        ),
+        validation=_validation(recipe),
+        watchdog=WatchdogSettings(
+            stall_timeout_s=stall.stall_timeout_s,
+            abort=stall.action == "abort",
+            gauge_interval_s=snapshots.telemetry_interval_s,
+        ),
+    )
+
+
+def _plan(recipe: Recipe, prompts: PromptSource) -> RunPlan:
+    failures, recovery = recipe.async_rl.rollout_failure, recipe.rollout_recovery
+    level = recovery.overrides.get(
+        recipe.dataset.name or recipe.dataset.source,
+        recovery.overrides.get(recipe.environment.kind, recovery.default_level),
+    )
+
+    def level_of(_: PromptRef) -> RecoveryLevel:
+        return RecoveryLevel(level)
+
+    return RunPlan(
+        prompts_per_step=recipe.algorithm.num_prompts_per_step,
+        siblings=recipe.algorithm.num_generations_per_prompt,
+        capacity=recipe.async_rl.max_buffered_rollouts,
+        level=level_of,
+        dataset=prompts.digest,
+        dataset_size=len(prompts),
+        seed=recipe.seed,
+        epochs=recipe.algorithm.max_num_epochs,
+        infrastructure_attempts=failures.infrastructure_attempts,
+        data_attempts=failures.data_attempts,
+        replace_dropped=failures.on_dropped_prompt == "replace",
+        min_step_batch_fraction=failures.min_step_batch_fraction,
+        max_skipped_prompts=failures.max_skipped_prompts,
+        max_consecutive_dropped_prompts=failures.max_consecutive_dropped_prompts,
+    )
+
+
+def _sampling(recipe: Recipe, *, greedy: bool) -> SamplingParams:
+    generation = recipe.generation
+    return SamplingParams(
+        max_new_tokens=generation.max_new_tokens,
+        temperature=0.0 if greedy else generation.temperature,
+        top_p=1.0 if greedy else generation.top_p,
+        top_k=0 if greedy else generation.top_k,
+    )
+
+
+def _rollout(recipe: Recipe) -> RolloutSettings:
+    failures = recipe.async_rl.rollout_failure
+    return RolloutSettings(
+        seed=recipe.seed,
+        deterministic=recipe.deterministic,
+        sampling=_sampling(recipe, greedy=False),
+        max_inflight_groups=recipe.async_rl.max_inflight_prompts,
+        rollout_timeout_s=failures.rollout_timeout_s,
+        backoff_s=failures.backoff_s,
+        backoff_max_s=failures.backoff_max_s,
+        filter_zero_variance=recipe.algorithm.filter_zero_variance,
+    )
+
+
+def _validation(recipe: Recipe) -> ValidationSettings | None:
+    if not recipe.validation.enabled:
+        return None
+    return ValidationSettings(
+        period=recipe.validation.val_period,
+        size=recipe.validation.size,
+        sampling=_sampling(recipe, greedy=True),
+        timeout_s=recipe.async_rl.rollout_failure.rollout_timeout_s,
+    )
