@@ -1,6 +1,6 @@
 """How the restore planner looks into trees on a real disk. Changes nothing (S9).
 
-May import: `verify`, `fingerprint`, `restore`, `files`.
+May import: `verify`, `consumption`, `fingerprint`, `restore`, `files`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from outlast.durable import names
+from outlast.durable.consumption import read_log
 from outlast.durable.files import Files
 from outlast.durable.fingerprint import Fingerprint, read_fingerprint
 from outlast.durable.manifest import FoundCut, TreeKind
@@ -30,8 +31,11 @@ def state_directory(run_dir: PurePosixPath, found: FoundCut) -> PurePosixPath:
 def make_inspector(
     files: Files, run_dir: PurePosixPath, *, skip: tuple[str, ...] = ()
 ) -> Inspector:
-    """An inspector that reads every byte, but for files whose name starts with a prefix in `skip`
-    (trainer shards that each rank verifies while loading)."""
+    """An inspector that reads every byte of a cut and the consumption log it stands on.
+
+    Files whose name starts with a prefix in `skip` are left out (trainer shards that each rank
+    verifies while loading).
+    """
 
     def verify(found: FoundCut) -> str | None:
         directory = run_dir / found.path
@@ -39,6 +43,7 @@ def make_inspector(
             manifest = read_manifest(files, directory)
             verify_inventory(files, directory, manifest)
             verify_payload(files, directory, manifest=manifest, skip=skip)
+            read_log(files, run_dir / names.CONSUMPTION, manifest.log)
         except CorruptData as error:
             return str(error)
         return None
