@@ -78,6 +78,13 @@ class _Quiet:
         return None
 
 
+class Silent(_Quiet):
+    """Shows nothing: `telemetry.console: false`."""
+
+    def __call__(self, event: AnyEvent, wall: float, /) -> None:
+        pass
+
+
 _TOLD = (
     events.RunStarted
     | events.Restored
@@ -131,7 +138,7 @@ class PlainLines(_Quiet):
                 return report.note(event)
             case events.SnapshotPublished() if event.final:
                 return report.note(event)
-            case events.RunEnded():
+            case events.RunEnded() if self._progress.started is not None:
                 return report.end_line(self._progress, now=wall)
             case _:
                 return report.trouble(event)
@@ -157,7 +164,11 @@ class LiveDisplay:
         self._notes: list[_Note] = []
         self._lock = threading.Lock()
         self._live = Live(
-            self, console=console, refresh_per_second=REFRESH_PER_S, vertical_overflow="crop"
+            self,
+            console=console,
+            refresh_per_second=REFRESH_PER_S,
+            vertical_overflow="crop",
+            redirect_stderr=sys.stderr.isatty(),  # else a log file would end up on the screen
         )
 
     def __enter__(self) -> Self:
@@ -181,7 +192,7 @@ class LiveDisplay:
                 self._note(_Note(wall, text, type(event), report.trouble(event) is not None))
         if isinstance(event, events.Restored):
             self._console.print(Text(report.restore_report(event) + "\n"), soft_wrap=True)
-        elif isinstance(event, events.RunEnded):
+        elif isinstance(event, events.RunEnded) and self._progress.started is not None:
             self._console.print(Text(report.end_line(self._progress, now=wall), style="bold"))
 
     def _note(self, note: _Note) -> None:
@@ -197,6 +208,9 @@ class LiveDisplay:
 
     def _body(self, width: int) -> list[Table | Text]:
         progress, now = self._progress, self._clock()
+        if progress.started is None:
+            waiting = "" if progress.ended else "outlast  looking at what stands on disk"
+            return [Text(waiting, style="dim")]
         grid = Table.grid(padding=(0, 2), pad_edge=False)
         grid.add_column(min_width=LABEL_WIDTH, style="dim", no_wrap=True)
         grid.add_column(no_wrap=True, overflow="ellipsis")

@@ -138,7 +138,8 @@ def end_line(progress: Progress, *, now: float) -> str:
     ended = progress.ended
     if ended is None:
         return "ended without a word: the last published snapshot stands"
-    parts = [f"{ended.reason} at version {ended.trainer_version}"]
+    reason = ended.reason.replace("_", " ")
+    parts = [f"{reason} at step {ended.trainer_version}"]
     rewards = list(progress.rewards)
     if len(rewards) >= 2:
         tenth = max(1, len(rewards) // 10)

@@ -1,7 +1,8 @@
 """Published cuts as the tools need them: the newest valid one, and the chain of logs below a cut.
 
 Read-only, and patient with a live run: a tree that retention removes while it is read is passed
-over, not reported as damage. May import: `durable.{cutcodec,files,lineage,manifest}`, `model`.
+over, not reported as damage.
+May import: `durable.{cutcodec,files,lineage,manifest,verify}`, `model`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from outlast.durable import names
 from outlast.durable.cutcodec import LoadedCut, load_cut
 from outlast.durable.files import Files
 from outlast.durable.lineage import lineage_cuts
-from outlast.durable.manifest import FoundCut, Manifest, RunListing
+from outlast.durable.manifest import FoundCut, Manifest, RunListing, TreeKind
+from outlast.durable.verify import decode_intact, read_payload, verify_file
 from outlast.errors import CorruptData
-from outlast.model.cut import LogPosition
+from outlast.model.cut import Cut, LogPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +68,19 @@ def read_chain(listing: RunListing, manifest: Manifest) -> tuple[LogPosition, ..
                 f"tree nor a log position of an earlier incarnation is left"
             )
         chain.append(position)
+
+
+def peek_cut(files: Files, run_dir: PurePosixPath, found: FoundCut) -> Cut:
+    """The state of a cut without its rows: only state.json is verified. For a quick look.
+
+    Raises CorruptData, UnsupportedFormat or DiskError.
+    """
+    if found.manifest is None:
+        raise CorruptData(f"{found.path}: {found.defect or 'its manifest is unreadable'}")
+    bundled = found.kind is TreeKind.TRAINER_CHECKPOINT
+    name = f"{names.ROLLOUT_STATE}/{names.STATE}" if bundled else names.STATE
+    directory = run_dir / found.path
+    for entry in found.manifest.files:
+        if entry.name == name:
+            verify_file(files, directory, entry)
+    return decode_intact(read_payload(files, directory / name), Cut, where=str(directory / name))

@@ -108,15 +108,15 @@ class MetricsView:
 
     def _finished(self, event: StepFinished) -> Iterator[Sample]:
         self._step = event.step
-        yield from self._points({f"train/{name}": v for name, v in event.metrics.items()})
+        train = {"groups": float(len(event.groups)), "chunks": float(len(event.chunks))}
+        train |= event.metrics
+        yield from self._points({f"train/{name}": value for name, value in train.items()})
         seconds = event.wait_s + event.train_s
         rate = 1.0 / seconds if seconds > 0 else 0.0
         yield from self._points(
             {
                 "timing/train/step_seconds": event.train_s,
                 "timing/train/wait_seconds": event.wait_s,
-                "train/groups": len(event.groups),
-                "train/chunks": len(event.chunks),
                 "rollout/throughput/trained_groups_per_second": len(event.groups) * rate,
                 "rollout/throughput/sealed_siblings_per_second": self._siblings * rate,
                 "rollout/throughput/sealed_tokens_per_second": self._tokens * rate,

@@ -39,7 +39,7 @@ class StepView:
 
     step: int
     reward: float | None
-    """Mean raw reward of the groups it trained, as far as their commits were seen."""
+    """The trainer's `reward_mean`, else the mean of the groups whose commits were seen."""
     tokens: int
     """Response tokens sealed since the step before."""
     groups: int
@@ -134,7 +134,8 @@ class Progress:
 
     def _finished(self, event: StepFinished) -> None:
         known = [self._committed.pop(g) for g in event.groups if g in self._committed]
-        reward = event.metrics.get("reward", sum(known) / len(known) if known else None)
+        mean = sum(known) / len(known) if known else None
+        reward = event.metrics.get("reward_mean", mean)
         self.version = event.step
         self.last_step = StepView(
             step=event.step,

@@ -87,6 +87,13 @@ def read_progress(run_dir: Path, incarnation: int) -> Progress | None:
     return progress
 
 
+def read_start(run_dir: Path, incarnation: int) -> Restored | None:
+    """The restore report of one incarnation, if its telemetry was kept and it restored anything."""
+    path = telemetry_files(run_dir).get(incarnation)
+    events = () if path is None else _head(path)
+    return next((s.event for s in events if isinstance(s.event, Restored)), None)
+
+
 def _head(path: Path) -> Iterator[Stamped]:
     with path.open("rb") as file:
         for line in file.read(HEAD_BYTES).splitlines():
