@@ -139,6 +139,7 @@ def test_reopen_depends_on_the_anchor(
 def test_the_printed_table_is_whole() -> None:
     lines = as_markdown().splitlines()
     assert len(lines) == 2 + len(Event)
-    assert "| `reopen` | · | open | complete | buffered | buffered | trained or replay |" in (
-        lines[-1]
+    assert (
+        "| `reopen` | · | open | complete | buffered | buffered | trained or replay |"
+        in (lines[-1])
     )

@@ -26,8 +26,9 @@ from outlast.model.ids import (
 from outlast.model.journal import JournalRecord
 from outlast.model.ledger import Ledger, Verdict
 from outlast.model.permits import Permits
+from outlast.model.plan import RunPlan
 from outlast.model.sampler_base import Sampler
-from outlast.model.state import RecoveryState, RunPlan
+from outlast.model.state import RecoveryState
 from outlast.model.table import Event
 
 ONE = Incarnation(1)
@@ -76,9 +77,7 @@ def admit(
     level: RecoveryLevel = RecoveryLevel.SIBLING,
     target: int | None = None,
 ) -> Group:
-    drawn = DrawnPrompt(
-        id=GroupId(group), prompt=PromptRef(dataset="toy", epoch=0, index=group)
-    )
+    drawn = DrawnPrompt(id=GroupId(group), prompt=PromptRef(dataset="toy", epoch=0, index=group))
     stamp = None if target is None else Step(target)
     return book.admit(drawn, siblings=siblings, level=level, version=V0, target=stamp)
 

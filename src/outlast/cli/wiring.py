@@ -22,8 +22,8 @@ from outlast.durable.names import RunPaths
 from outlast.durable.restore import RestoreMode
 from outlast.model.groups import PromptRef, RecoveryLevel
 from outlast.model.ids import Incarnation
+from outlast.model.plan import RunPlan
 from outlast.model.samplers import build_sampler
-from outlast.model.state import RunPlan
 from outlast.ports import DataPlane, PromptSource, SamplingParams, Trainer
 from outlast.runtime.controller import Adapters, Controller, Outcome
 from outlast.runtime.rollout import RolloutSettings

@@ -8,11 +8,10 @@ May import: `model` only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from outlast.errors import InvariantError, StallAbort
+from outlast.errors import InvariantError
+from outlast.model.budgets import Budgets
 from outlast.model.cursor import DatasetCursor, DatasetOrder
 from outlast.model.cut import GENESIS, Anchor, Cut, SamplerState
 from outlast.model.groups import (
@@ -21,9 +20,7 @@ from outlast.model.groups import (
     FailureKind,
     Group,
     GroupState,
-    PromptRef,
     Receipt,
-    RecoveryLevel,
     StepRecord,
 )
 from outlast.model.history import extend_history
@@ -41,33 +38,9 @@ from outlast.model.ids import Sequence as CutSequence
 from outlast.model.journal import Applied, Dropped, Journal
 from outlast.model.ledger import Ledger, Verdict
 from outlast.model.permits import Permits
+from outlast.model.plan import RunPlan
 from outlast.model.sampler_base import Sampler, check_restored, check_selection
 from outlast.model.table import Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """What the recipe fixes for the model: sizes, budgets and levels."""
-
-    prompts_per_step: int
-    siblings: int
-    capacity: int
-    level: Callable[[PromptRef], RecoveryLevel]
-    dataset: str
-    dataset_size: int
-    seed: int
-    epochs: int
-    infrastructure_attempts: int = 5
-    data_attempts: int = 2
-    replace_dropped: bool = False
-    min_step_batch_fraction: float = 0.9
-    max_skipped_prompts: int = 100
-    max_consecutive_dropped_prompts: int = 16
-
-    @property
-    def step_groups_min(self) -> int:
-        """Fewest groups an optimizer step may have."""
-        return math.ceil(self.min_step_batch_fraction * self.prompts_per_step)
 
 
 class RecoveryState:
@@ -89,10 +62,7 @@ class RecoveryState:
         self.history = GENESIS
         self._steps: list[StepRecord] = []
         self._reserve: list[DrawnPrompt] = []
-        self._owed: dict[Step, int] = {}
-        self._shortfalls: dict[Step, int] = {}
-        self._skipped = 0
-        self._consecutive = 0
+        self._budgets = Budgets(plan)
         self._next_position = 0
         self._last_done: dict[str, int] = {}
         self._metrics: dict[str, dict[str, float]] = {}
@@ -129,9 +99,7 @@ class RecoveryState:
         state.version, state.history = anchor.version, anchor.history
         state._steps = [r for r in cut.applied_steps if r.step > anchor.version]
         state._reserve = list(cut.reserve)
-        state._owed = {Step(int(k)): n for k, n in cut.owed.items()}
-        state._shortfalls = {Step(int(k)): n for k, n in cut.shortfalls.items()}
-        state._skipped, state._consecutive = cut.skipped_prompts, cut.consecutive_dropped
+        state._budgets = Budgets.restored(plan, cut)
         state._next_position = cut.next_position
         state._last_done = dict(cut.last_done)
         state.tokens_per_s = cut.tokens_per_s
@@ -147,7 +115,7 @@ class RecoveryState:
     def admissible(self, acknowledged: TrainerVersion) -> int:
         """Groups that `admit` would admit now; 0 while gate, permits or data say no."""
         permits = self.ledger.permits
-        if self._owed and self._available:
+        if self._budgets.next_owed() is not None and self._available:
             return 1 if permits.free >= 1 else 0
         count = min(self.sampler.batch_size, self._available)
         if not count or permits.free < count:
@@ -163,15 +131,13 @@ class RecoveryState:
         if not count:
             raise InvariantError("admit while nothing is admissible")
         self.mutations += 1
-        if self._owed:
-            target = min(self._owed)
-            self._pay(target)
-        else:
-            goal = self.sampler.target(self._counters)
-            admitted = self._admit_many(count, goal, acknowledged)
-            self._counters = self.sampler.admitted(self._counters, count)
-            return admitted
-        return self._admit_many(1, target, acknowledged)
+        owed = self._budgets.next_owed()
+        if owed is not None:  # a replacement keeps the admission of the group it stands for
+            self._budgets.pay(owed)
+            return self._admit_many(1, owed, acknowledged)
+        admitted = self._admit_many(count, self.sampler.target(self._counters), acknowledged)
+        self._counters = self.sampler.admitted(self._counters, count)
+        return admitted
 
     @property
     def drained(self) -> bool:
@@ -235,22 +201,11 @@ class RecoveryState:
         target = self.ledger.groups[group].target_step
         replaced = target is not None and self.plan.replace_dropped
         self._drop(group, Event.GIVE_UP, DropReason.GAVE_UP, credit=not replaced)
-        self._skipped += 1
-        self._consecutive += 1
-        self._check_budgets()
-        if target is None:
-            return
-        if replaced:
-            self._owe(target)
-            return
-        self._shortfalls[target] = self._shortfalls.get(target, 0) + 1
-        left = self.plan.prompts_per_step - self._shortfalls[target]
-        if left < self.plan.step_groups_min:
-            raise StallAbort(
-                f"step {target} would shrink to {left} of {self.plan.prompts_per_step} groups; "
-                f"min_step_batch_fraction requires {self.plan.step_groups_min}. Look at the "
-                f"failing prompts, or set on_dropped_prompt: replace"
-            )
+        self._budgets.gave_up()
+        if target is not None and replaced:
+            self._budgets.owe(target)
+        elif target is not None:
+            self._budgets.shrink(target)
 
     # ----------------------------------------------------------------------------- group work
 
@@ -264,7 +219,7 @@ class RecoveryState:
     ) -> Group:
         """The group becomes selectable, last in buffer order."""
         self.mutations += 1
-        self._consecutive = 0
+        self._budgets.committed()
         position = self._next_position
         self._next_position += 1
         return self.ledger.commit(group, rewards=rewards, keep=keep, position=position)
@@ -274,7 +229,7 @@ class RecoveryState:
         target = self.ledger.groups[group].target_step
         self._drop(group, Event.FILTER, DropReason.FILTERED, credit=target is None)
         if target is not None:
-            self._owe(target)
+            self._budgets.owe(target)
 
     # ---------------------------------------------------------------------------------- steps
 
@@ -298,8 +253,8 @@ class RecoveryState:
 
     def wanted(self, step: Step) -> int:
         """Groups that `step` trains: P, less its shortfall, less what the data no longer gives."""
-        full = self.plan.prompts_per_step - self._shortfalls.get(step, 0)
-        if not self.drained or self._owed.get(step):
+        full = self._budgets.full(step)
+        if not self.drained or self._budgets.is_owed(step):
             return full
         held = sum(
             1
@@ -353,7 +308,7 @@ class RecoveryState:
             self.ledger.apply(group)
         self._steps.append(record)
         self.version, self.history = version_after(step), record.history
-        self._shortfalls.pop(step, None)
+        self._budgets.step_done(step)
         self._journal.append(
             Applied(
                 step=step,
@@ -406,10 +361,10 @@ class RecoveryState:
             sampler=self._counters,
             settled=self.ledger.settled,
             applied_steps=tuple(self._steps),
-            shortfalls={str(step): n for step, n in self._shortfalls.items()},
-            owed={str(step): n for step, n in self._owed.items()},
-            skipped_prompts=self._skipped,
-            consecutive_dropped=self._consecutive,
+            shortfalls=self._budgets.shortfalls,
+            owed=self._budgets.owed,
+            skipped_prompts=self._budgets.skipped,
+            consecutive_dropped=self._budgets.consecutive,
             next_position=self._next_position,
             last_done=dict(self._last_done),
             tokens_per_s=self.tokens_per_s,
@@ -463,28 +418,6 @@ class RecoveryState:
         if credit:
             self._counters = self.sampler.credited(self._counters, 1)
         self._journal.append(Dropped(group=group.id, ref=group.prompt, reason=reason))
-
-    def _owe(self, step: Step) -> None:
-        self._owed[step] = self._owed.get(step, 0) + 1
-
-    def _pay(self, step: Step) -> None:
-        self._owed[step] -= 1
-        if not self._owed[step]:
-            del self._owed[step]
-
-    def _check_budgets(self) -> None:
-        plan = self.plan
-        if self._skipped > plan.max_skipped_prompts:
-            raise StallAbort(
-                f"{self._skipped} prompts were given up in this run, more than max_skipped_prompts "
-                f"({plan.max_skipped_prompts}). `outlast audit` lists them"
-            )
-        if self._consecutive > plan.max_consecutive_dropped_prompts:
-            raise StallAbort(
-                f"{self._consecutive} prompts in a row were given up, more than "
-                f"max_consecutive_dropped_prompts ({plan.max_consecutive_dropped_prompts}): "
-                f"something is wrong with every prompt. See the failures above"
-            )
 
     def _check_stamps(self) -> None:
         """Restored stamps must lie between the next step and the next batch: else a deadlock."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from outlast.durable.fingerprint import Fingerprint
 from outlast.durable.restore import RestoreMode
+from outlast.model.plan import RunPlan
 from outlast.model.sampler_base import Sampler
-from outlast.model.state import RunPlan
 from outlast.runtime.rollout import RolloutSettings
 from outlast.runtime.store import RetentionSettings
 from outlast.runtime.train import TrainSettings
