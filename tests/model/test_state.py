@@ -1,4 +1,4 @@
-"""The recovery state: sections that move ledger, cursor, counters and journal together (S1 S4 S5)."""
+"""The recovery state: sections that move ledger, cursor, counters and journal together."""
 
 from __future__ import annotations
 
@@ -259,12 +259,11 @@ def test_draws_span_epochs_and_every_index_comes_once_per_epoch() -> None:
 
 def test_duties_and_metrics_survive_a_restart() -> None:
     state, _ = run_state(in_order())
-    state.mark_done("validation", TrainerVersion(0))
-    state.record_metric(TrainerVersion(0), "val:reward", 0.25)
+    state.done("val", TrainerVersion(0), reward=0.25)
     restored = restart(state, cut_of(state))
-    assert restored.last_done("validation") == 0
-    assert restored.last_done("never") is None
-    assert restored.metrics() == {"0": {"val:reward": 0.25}}
+    assert restored.duties.last_done("val") == 0
+    assert restored.duties.last_done("never") is None
+    assert restored.duties.metrics == {"0": {"val:reward": 0.25}}
 
 
 def test_a_restored_stamp_of_a_finished_step_is_refused() -> None:

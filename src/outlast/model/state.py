@@ -14,6 +14,7 @@ from outlast.errors import InvariantError
 from outlast.model.budgets import Budgets
 from outlast.model.cursor import DatasetCursor, DatasetOrder
 from outlast.model.cut import GENESIS, Anchor, Cut, SamplerState
+from outlast.model.duties import Duties
 from outlast.model.groups import (
     DrawnPrompt,
     DropReason,
@@ -64,8 +65,7 @@ class RecoveryState:
         self._reserve: list[DrawnPrompt] = []
         self._budgets = Budgets(plan)
         self._next_position = 0
-        self._last_done: dict[str, int] = {}
-        self._metrics: dict[str, dict[str, float]] = {}
+        self.duties = Duties()
         self.tokens_per_s = 0.0
         """Recent decode rate; only reported, so it is no mutation."""
         self.mutations = 0
@@ -101,9 +101,7 @@ class RecoveryState:
         state._reserve = list(cut.reserve)
         state._budgets = Budgets.restored(plan, cut)
         state._next_position = cut.next_position
-        state._last_done = dict(cut.last_done)
-        state.tokens_per_s = cut.tokens_per_s
-        state._metrics = {version: dict(row) for version, row in cut.metrics.items()}
+        state.duties, state.tokens_per_s = Duties(cut), cut.tokens_per_s
         for group in cut.groups:
             state.ledger.reopen(group.id, anchor_step=anchor.version, abrupt=abrupt)
         check_restored(sampler, state._counters, groups=state.ledger.groups)
@@ -366,9 +364,9 @@ class RecoveryState:
             skipped_prompts=self._budgets.skipped,
             consecutive_dropped=self._budgets.consecutive,
             next_position=self._next_position,
-            last_done=dict(self._last_done),
+            last_done=self.duties.done,
             tokens_per_s=self.tokens_per_s,
-            metrics=self.metrics(),
+            metrics=self.duties.metrics,
         )
 
     @property
@@ -376,24 +374,12 @@ class RecoveryState:
         """Groups committed along the lineage."""
         return self._next_position
 
-    def record_metric(self, version: TrainerVersion, name: str, value: float) -> None:
-        """Note a value that retention by metric and the final report use."""
+    def done(self, duty: str, version: TrainerVersion, **metrics: float) -> None:
+        """A periodic duty was done at `version` and gave `metrics`."""
         self.mutations += 1
-        self._metrics.setdefault(str(version), {})[name] = value
-
-    def mark_done(self, duty: str, version: TrainerVersion) -> None:
-        """A periodic duty was done at `version`; replay and restarts do not repeat it."""
-        self.mutations += 1
-        self._last_done[duty] = version
-
-    def last_done(self, duty: str) -> TrainerVersion | None:
-        """The version at which `duty` was last done along the lineage."""
-        found = self._last_done.get(duty)
-        return None if found is None else TrainerVersion(found)
-
-    def metrics(self) -> dict[str, dict[str, float]]:
-        """Trainer version -> recorded metrics (a copy)."""
-        return {version: dict(row) for version, row in self._metrics.items()}
+        self.duties.mark_done(duty, version)
+        for name, value in metrics.items():
+            self.duties.record(version, f"{duty}:{name}", value)
 
     def check(self) -> None:
         """S4 and S5 in O(groups); the simulator calls it on every event."""

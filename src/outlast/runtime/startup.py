@@ -340,4 +340,4 @@ class Life:
         self._held.release()
 
     def _metrics(self) -> dict[str, dict[str, float]]:
-        return self._board.state.metrics() if self._board is not None else {}
+        return self._board.state.duties.metrics if self._board is not None else {}

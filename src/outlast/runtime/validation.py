@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from outlast.errors import RolloutFailure
-from outlast.model.ids import TrainerVersion
 from outlast.ports import (
     Environment,
     GenerationEngine,
@@ -31,7 +30,8 @@ from outlast.rows import Int32
 from outlast.runtime.board import Board
 from outlast.telemetry import events
 
-DUTY = "validation"
+DUTY = "val"
+"""Name of the duty; its metric is `val:reward`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class ValidationPump:
         done = [rollout for rollout in rollouts if rollout is not None]
         reward = sum(rollout.reward for rollout in done) / max(1, count)
         tokens = sum(len(rollout.response_ids) for rollout in done) / max(1, len(done))
-        self._record(version, reward)
+        board.state.done(DUTY, version, reward=reward)
         seconds = board.world.clock.monotonic() - began
         board.bus.emit(
             events.ValidationFinished(
@@ -97,13 +97,8 @@ class ValidationPump:
         )
         board.changed.notify()
 
-    def _record(self, version: TrainerVersion, reward: float) -> None:
-        state = self._board.state
-        state.mark_done(DUTY, version)
-        state.record_metric(version, "val:reward", reward)
-
     def _last(self) -> int | None:
-        return self._board.state.last_done(DUTY)
+        return self._board.state.duties.last_done(DUTY)
 
     def _due(self) -> bool:
         last, version = self._last(), self._board.acknowledged
