@@ -195,7 +195,7 @@ def test_bad_prompts_are_data_failures(models: dict[str, Path]) -> None:
 
 def test_a_dying_thread_fails_everybody_and_hangs_nobody(models: dict[str, Path]) -> None:
     async def test(engine: TorchEngine) -> None:
-        def explode(*_: object) -> torch.Tensor:
+        def explode(*_: object, **__: object) -> torch.Tensor:
             raise RuntimeError("out of luck")
 
         streams = [engine.generate(request(f"r{n}", max_new_tokens=1000)) for n in range(3)]

@@ -49,7 +49,7 @@ def make_core(directory: Path, **options: Any) -> TrainerCore:
 def feed(core: TrainerCore, plane: DictPlane, groups: Sequence[TrainGroup], chunk: int) -> None:
     core.begin(Step(core.version + 1))
     for start in range(0, len(groups), chunk):
-        core.accumulate(groups[start : start + chunk], plane.rows, threading.Event())
+        core.accumulate(groups[start : start + chunk], plane.rows, abandoned=threading.Event())
 
 
 def gradients(core: TrainerCore) -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ def naive_gradients(
     total, count = torch.zeros(()), 0
     for group in groups:
         rewards, keep = torch.tensor([group.rewards]), torch.tensor([group.keep])
-        advantages = group_advantages(rewards, keep, "grpo")[0]
+        advantages = group_advantages(rewards, keep, estimator="grpo")[0]
         for key, kept, advantage in zip(group.keys, group.keep, advantages, strict=True):
             row = plane.rows[key]
             mask = torch.from_numpy(row.loss_mask)
@@ -163,7 +163,7 @@ def test_an_interrupted_chunk_cannot_be_finished(models: dict[str, Path]) -> Non
     core.begin(Step(1))
     abandoned = threading.Event()
     abandoned.set()
-    core.accumulate(groups, plane.rows, abandoned)
+    core.accumulate(groups, plane.rows, abandoned=abandoned)
     with pytest.raises(InvariantError, match="interrupted"):
         core.finish()
     core.abort()
@@ -295,7 +295,7 @@ def test_rows_without_prompt_are_refused(models: dict[str, Path]) -> None:
     core.begin(Step(1))
     group = TrainGroup(GroupId(0), (key,), (1.0,), (True,))
     with pytest.raises(InvariantError, match=r"g0\.s0\.i1\.n0"):
-        core.accumulate([group], plane.rows, threading.Event())
+        core.accumulate([group], plane.rows, abandoned=threading.Event())
 
 
 def test_learning_rate_follows_the_schedule() -> None:

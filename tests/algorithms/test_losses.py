@@ -26,7 +26,7 @@ def at_ratio(
     """Loss and d loss / d logprob of one token whose policy / behaviour ratio is `ratio`."""
     behaviour = torch.tensor([-1.5])
     logprob = (behaviour + math.log(ratio)).requires_grad_()
-    terms = policy_loss(logprob, behaviour, torch.tensor([advantage]), config=config)
+    terms = policy_loss(logprob, behaviour, advantages=torch.tensor([advantage]), config=config)
     (gradient,) = torch.autograd.grad(terms.loss.sum(), logprob)
     return terms.loss.item(), gradient.item()
 
@@ -58,7 +58,9 @@ def test_truncation_below_the_clip_keeps_the_gradient() -> None:
 
 def test_enormous_ratios_stay_finite() -> None:
     logprob = torch.tensor([-0.1], requires_grad=True)
-    terms = policy_loss(logprob, torch.tensor([-500.0]), torch.tensor([-1.0]), config=CONFIG)
+    terms = policy_loss(
+        logprob, torch.tensor([-500.0]), advantages=torch.tensor([-1.0]), config=CONFIG
+    )
     terms.loss.sum().backward()
     assert terms.ratio.item() == pytest.approx(2.0)
     assert logprob.grad is not None
@@ -72,7 +74,9 @@ def test_without_correction_it_is_the_policy_gradient() -> None:
 def test_flags_count_what_happened() -> None:
     behaviour = torch.zeros(4)
     logprobs = torch.tensor([1.5, 3.0, 0.5, 1.0]).log()
-    terms = policy_loss(logprobs, behaviour, torch.tensor([1.0, -1.0, -1.0, 1.0]), config=CONFIG)
+    terms = policy_loss(
+        logprobs, behaviour, advantages=torch.tensor([1.0, -1.0, -1.0, 1.0]), config=CONFIG
+    )
     assert terms.clipped.tolist() == [True, False, True, False]
     assert terms.truncated.tolist() == [False, True, False, False]
 
@@ -82,7 +86,7 @@ def test_on_policy_gradient_equals_reinforce() -> None:
     logits = torch.randn(5, 7, requires_grad=True)
     tokens, advantages = torch.randint(7, (5,)), torch.randn(5)
     logprobs = torch.log_softmax(logits, -1).gather(1, tokens[:, None])[:, 0]
-    loss = policy_loss(logprobs, logprobs.detach(), advantages, config=CONFIG).loss.sum()
+    loss = policy_loss(logprobs, logprobs.detach(), advantages=advantages, config=CONFIG).loss.sum()
     (ours,) = torch.autograd.grad(loss, logits, retain_graph=True)
     (reinforce,) = torch.autograd.grad(-(advantages * logprobs).sum(), logits)
     torch.testing.assert_close(ours, reinforce)

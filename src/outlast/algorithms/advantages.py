@@ -17,7 +17,7 @@ STD_EPS = 1e-6
 """Added to the standard deviation, so that a nearly constant group does not explode."""
 
 
-def group_advantages(rewards: Tensor, keep: Tensor, estimator: Estimator) -> Tensor:
+def group_advantages(rewards: Tensor, keep: Tensor, *, estimator: Estimator) -> Tensor:
     """Advantages float32 [G, N] from rewards [G, N] (any float dtype) and keep flags bool [G, N].
 
     With n kept siblings, mean m and sample standard deviation s over the kept rewards of a group:

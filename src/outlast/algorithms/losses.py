@@ -37,7 +37,7 @@ class PolicyTerms:
 
 
 def policy_loss(
-    logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, config: PolicyLossConfig
+    logprobs: Tensor, behaviour: Tensor, *, advantages: Tensor, config: PolicyLossConfig
 ) -> PolicyTerms:
     """Negative clipped surrogate per token; all inputs float32 of one shape, one entry per token.
 

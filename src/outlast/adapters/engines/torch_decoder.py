@@ -41,11 +41,11 @@ class Decoder(Protocol):
         """Fill slots first.. with `sequences`; logits after the last token of each."""
         ...
 
-    def decode(self, first: int, tokens: Int64, lengths: Int64) -> Tensor:
+    def decode(self, first: int, *, tokens: Int64, lengths: Int64) -> Tensor:
         """Append one token to each of the n slots first.., which hold `lengths` tokens so far."""
         ...
 
-    def copy_slot(self, source: int, target: int, length: int) -> None:
+    def copy_slot(self, source: int, target: int, *, length: int) -> None:
         """Make slot `target` a copy of the first `length` tokens of slot `source`."""
         ...
 
@@ -85,7 +85,7 @@ class GenericDecoder:
             logits.append(self._forward(slot, sequence.astype(np.int64)))
         return torch.stack(logits)
 
-    def decode(self, first: int, tokens: Int64, lengths: Int64) -> Tensor:
+    def decode(self, first: int, *, tokens: Int64, lengths: Int64) -> Tensor:
         rows = range(len(tokens))
         return torch.stack([self._forward(first + row, tokens[row : row + 1]) for row in rows])
 
@@ -97,7 +97,7 @@ class GenericDecoder:
         logits: Tensor = output.logits[0, -1].float()
         return logits
 
-    def copy_slot(self, source: int, target: int, length: int) -> None:
+    def copy_slot(self, source: int, target: int, *, length: int) -> None:
         self._caches[target] = copy.deepcopy(self._caches[source])
 
     def drop_last(self, slots: int) -> None:

@@ -71,7 +71,7 @@ class _Worker:
                     future.set_result(work())
                 except OutlastError as error:  # refusals answer the caller; the engine lives on
                     future.set_exception(error)
-                except Exception as error:
+                except Exception as error:  # boundary: engine-command
                     future.set_exception(InfrastructureFailure(f"the engine failed: {error!r}"))
                     raise
 

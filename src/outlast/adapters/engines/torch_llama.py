@@ -135,7 +135,7 @@ class LlamaDecoder:
             layer.cache[: old.shape[0], : old.shape[1]] = old
         self._slots, self._length = new_slots, new_length
 
-    def copy_slot(self, source: int, target: int, length: int) -> None:
+    def copy_slot(self, source: int, target: int, *, length: int) -> None:
         for layer in self._layers:
             layer.cache[target, :length] = layer.cache[source, :length]
 
@@ -149,10 +149,10 @@ class LlamaDecoder:
         for row, sequence in enumerate(sequences):
             ids[row, : len(sequence)] = sequence
         x = self._embedding[self._tensor(ids)]
-        cos, sin = self._cos[:width, None], self._sin[:width, None]
+        rotary = self._cos[:width, None], self._sin[:width, None]
         group = self._heads // self._kv
         for layer in self._layers:
-            q, kv = self._project(layer, x, cos, sin)
+            q, kv = self._project(layer, x, rotary=rotary)
             layer.cache[first : first + count, :width] = kv
             k, v = (part.transpose(1, 2) for part in kv.split(self._kv, dim=2))
             attended = F.scaled_dot_product_attention(
@@ -161,15 +161,18 @@ class LlamaDecoder:
                 v.repeat_interleave(group, 1),
                 is_causal=True,
             )
-            x = self._finish(layer, x, attended.transpose(1, 2).reshape(count, width, -1))
+            attended = attended.transpose(1, 2).reshape(count, width, -1)
+            x = self._finish(layer, x, attended=attended)
         last = self._tensor(np.asarray(lengths, dtype=np.int64) - 1)
         return self._logits(x[torch.arange(count, device=x.device), last])
 
-    def decode(self, first: int, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
+    def decode(
+        self, first: int, *, tokens: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> Tensor:
         count, width = len(tokens), int(lengths.max()) + 1
         places = self._tensor(lengths)
         x = self._embedding[self._tensor(tokens)][:, None]
-        cos, sin = self._cos[places][:, None, None], self._sin[places][:, None, None]
+        rotary = self._cos[places][:, None, None], self._sin[places][:, None, None]
         rows = torch.arange(first, first + count, device=x.device)
         mask = None
         if count > 1:
@@ -177,7 +180,7 @@ class LlamaDecoder:
             mask = torch.zeros(count, width, **self._new).masked_fill(~visible, float("-inf"))
             mask = mask[:, None, None]
         for layer in self._layers:
-            q, kv = self._project(layer, x, cos, sin)
+            q, kv = self._project(layer, x, rotary=rotary)
             layer.cache[rows, places] = kv[:, 0]
             cached = layer.cache[first : first + count, :width].transpose(1, 2)
             attended = F.scaled_dot_product_attention(
@@ -187,19 +190,22 @@ class LlamaDecoder:
                 cached[:, self._kv :],
                 attn_mask=mask,
             )
-            x = self._finish(layer, x, attended.reshape(count, 1, -1))
+            x = self._finish(layer, x, attended=attended.reshape(count, 1, -1))
         return self._logits(x[:, 0])
 
-    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(
+        self, layer: _Layer, x: Tensor, *, rotary: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Queries [n, t, H, D] and keys-then-values [n, t, 2 KV, D], rotated."""
         n, t, _ = x.shape
+        cos, sin = rotary
         qkv = F.linear(self._normed(x, layer.norm_1), layer.qkv).view(n, t, -1, self._dim)
         rotated = qkv[:, :, : self._heads + self._kv]
         left, right = rotated.chunk(2, dim=-1)
         rotated.copy_(rotated * cos + torch.cat((-right, left), dim=-1) * sin)
         return qkv[:, :, : self._heads], qkv[:, :, self._heads :]
 
-    def _finish(self, layer: _Layer, x: Tensor, attended: Tensor) -> Tensor:
+    def _finish(self, layer: _Layer, x: Tensor, *, attended: Tensor) -> Tensor:
         x = x + F.linear(attended, layer.out)
         gate, up = F.linear(self._normed(x, layer.norm_2), layer.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, layer.down)

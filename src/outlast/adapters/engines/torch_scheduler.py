@@ -202,7 +202,7 @@ class Scheduler:
         picked = [rows[active.context.tobytes()] for active in batch]
         for offset in range(len(rows), len(batch)):
             source, length = first + picked[offset], len(batch[offset].context)
-            self._decoder.copy_slot(source, first + offset, length)
+            self._decoder.copy_slot(source, first + offset, length=length)
         return logits if len(rows) == len(batch) else logits[picked]
 
     def _prefill_alone(self, first: int, active: Active) -> Tensor:
@@ -211,7 +211,8 @@ class Scheduler:
         logits = self._decoder.prefill(first, [active.context[:prompt]])
         for length in range(prompt, len(active.context)):
             token = active.context[length : length + 1].astype(np.int64)
-            logits = self._decoder.decode(first, token, np.asarray([length], dtype=np.int64))
+            lengths = np.asarray([length], dtype=np.int64)
+            logits = self._decoder.decode(first, tokens=token, lengths=lengths)
         return logits
 
     def _decode(self) -> None:
@@ -227,7 +228,7 @@ class Scheduler:
     def _decode_rows(self, first: int, count: int) -> None:
         rows = slice(first, first + count)
         slots = self._slots
-        logits = self._decoder.decode(first, slots.token[rows], slots.length[rows])
+        logits = self._decoder.decode(first, tokens=slots.token[rows], lengths=slots.length[rows])
         slots.length[rows] += 1
         self._accept(first, logits)
 
@@ -257,7 +258,7 @@ class Scheduler:
             self._finished.append((self._active[slot], finish))
             last = len(self._active) - 1
             if slot != last:
-                self._decoder.copy_slot(last, slot, int(self._slots.length[last]))
+                self._decoder.copy_slot(last, slot, length=int(self._slots.length[last]))
                 self._slots.move(last, slot)
                 self._active[slot] = self._active[last]
             self._active.pop()

@@ -51,7 +51,7 @@ class MicroBatch:
 
 
 def samples_of(
-    groups: Sequence[TrainGroup], rows: Mapping[AttemptKey, Row], estimator: Estimator
+    groups: Sequence[TrainGroup], rows: Mapping[AttemptKey, Row], *, estimator: Estimator
 ) -> list[Sample]:
     """All siblings in dispatch order. A sibling that is not kept, or masked, has no valid token.
 
@@ -61,7 +61,9 @@ def samples_of(
     samples = []
     for group in groups:
         rewards = torch.tensor([group.rewards], dtype=torch.float64)
-        advantages = group_advantages(rewards, torch.tensor([group.keep]), estimator)[0].tolist()
+        advantages = group_advantages(rewards, torch.tensor([group.keep]), estimator=estimator)[
+            0
+        ].tolist()
         for key, keep, advantage in zip(group.keys, group.keep, advantages, strict=True):
             row = rows[key]
             if not len(row.prompt_ids):

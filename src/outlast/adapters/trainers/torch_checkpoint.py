@@ -71,7 +71,7 @@ def read_checkpoint(directory: Path, targets: Mapping[str, Tensor]) -> None:
     """
     try:
         reader = _Reader(directory)
-        _check_same(directory, reader.read_metadata(), targets)
+        _check_same(directory, metadata=reader.read_metadata(), targets=targets)
         _load(reader, dict(targets))
     except FileNotFoundError as error:
         raise CorruptData(f"checkpoint {directory}: {error.filename} is missing") from error
@@ -131,7 +131,7 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-def _check_same(directory: Path, metadata: Metadata, targets: Mapping[str, Tensor]) -> None:
+def _check_same(directory: Path, *, metadata: Metadata, targets: Mapping[str, Tensor]) -> None:
     stored = metadata.state_dict_metadata
     faults = [f"{name} missing" for name in sorted(targets.keys() - stored.keys())]
     faults += [f"{name} unknown" for name in sorted(stored.keys() - targets.keys())]

@@ -137,12 +137,13 @@ class TrainerCore:
         self,
         groups: Sequence[TrainGroup],
         rows: Mapping[AttemptKey, Row],
+        *,
         abandoned: threading.Event,
     ) -> None:
         """Add gradient sums of a chunk; stops between micro-batches once `abandoned` is set."""
         self._require_open("accumulate")
         self._broken = True  # until the whole chunk is in
-        samples = samples_of(groups, rows, self._algorithm.advantage)
+        samples = samples_of(groups, rows, estimator=self._algorithm.advantage)
         self._count(groups, samples)
         loud = [s for s in samples if s.valid.any() and (s.advantage or self._algorithm.kl_coef)]
         if not self._deterministic:
@@ -212,7 +213,7 @@ class TrainerCore:
         behaviour = batch.behaviour[batch.valid]
         weights = token_weights(batch.valid, self._algorithm.normalisation)[batch.valid]
         advantages = batch.advantages.expand_as(batch.valid)[batch.valid]
-        terms = policy_loss(logprobs, behaviour, advantages, config=self._loss)
+        terms = policy_loss(logprobs, behaviour, advantages=advantages, config=self._loss)
         losses = terms.loss
         sums = self._sums
         if self._reference is not None:

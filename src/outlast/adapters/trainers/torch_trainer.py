@@ -87,7 +87,7 @@ class TorchTrainer:
         keys = [key for group in groups for key in group.keys]
         rows = dict(zip(keys, await self._plane.get(keys), strict=True))
         try:
-            await self._thread(self._core.accumulate, groups, rows, abandoned)
+            await self._thread(self._core.accumulate, groups, rows, abandoned=abandoned)
         except asyncio.CancelledError:
             abandoned.set()
             raise
