@@ -262,7 +262,12 @@ def test_s8_ready_first_reports_its_largest_lag() -> None:
 def test_restored_counters_must_agree_with_the_groups() -> None:
     sampler = InOrder(2, 1)
     groups = table(make_group(0, target=1), make_group(1, target=2), make_group(2, state=APPLIED))
-    check_restored(sampler, counters("in_order", admitted=3, batches=2), groups=groups)
+    check_restored(
+        sampler,
+        counters("in_order", admitted=3, batches=2),
+        groups=groups,
+        version=TrainerVersion(0),
+    )
     cases = [
         (counters("windowed", admitted=3, batches=2), "made by sampler 'windowed'.*'in_order'"),
         (counters("in_order", admitted=3, batches=1), "group 1 has target step 2, but only 1"),
@@ -270,10 +275,18 @@ def test_restored_counters_must_agree_with_the_groups() -> None:
     ]
     for state, message in cases:
         with pytest.raises(NotRestorable, match=message):
-            check_restored(sampler, state, groups=groups)
+            check_restored(sampler, state, groups=groups, version=TrainerVersion(0))
     with pytest.raises(NotRestorable, match="group 0 has target step 1 under sampler windowed"):
-        check_restored(Windowed(2, 1), counters("windowed", admitted=3), groups=groups)
+        check_restored(
+            Windowed(2, 1),
+            counters("windowed", admitted=3),
+            groups=groups,
+            version=TrainerVersion(0),
+        )
     with pytest.raises(NotRestorable, match="group 5 has target step None under sampler in_order"):
         check_restored(
-            sampler, counters("in_order", admitted=3, batches=2), groups=table(make_group(5))
+            sampler,
+            counters("in_order", admitted=3, batches=2),
+            groups=table(make_group(5)),
+            version=TrainerVersion(0),
         )

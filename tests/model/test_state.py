@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outlast.errors import InvariantError, StallAbort
+from outlast.errors import InvariantError, NotRestorable, StallAbort
 from outlast.model.cut import Anchor, AnchorKind, Cut, check_cut, covered
 from outlast.model.groups import DropReason, FailureKind, GroupState
 from outlast.model.history import extend_history
@@ -34,8 +34,8 @@ def cut_of(state: RecoveryState) -> Cut:
 def restart(state: RecoveryState, cut: Cut, *, anchor: Anchor | None = None) -> RecoveryState:
     restored = RecoveryState.restored(
         state.plan,
-        state.sampler,
-        ListJournal(),
+        sampler=state.sampler,
+        journal=ListJournal(),
         incarnation=TWO,
         cut=cut,
         anchor=anchor or cut.anchor,
@@ -271,7 +271,7 @@ def test_a_restored_stamp_of_a_finished_step_is_refused() -> None:
     state.admit(V0)
     cut = cut_of(state)
     later = Anchor(kind=AnchorKind.CHECKPOINT, version=TrainerVersion(4), history="1" * 64)
-    with pytest.raises(InvariantError, match="that step is over"):
+    with pytest.raises(NotRestorable, match="that step is over"):
         restart(state, cut, anchor=later)
 
 

@@ -139,7 +139,7 @@ def run_state(
         epochs=epochs,
         **plan,  # type: ignore[arg-type]
     )
-    return RecoveryState(settings, sampler, journal, incarnation=ONE), journal
+    return RecoveryState(settings, sampler=sampler, journal=journal, incarnation=ONE), journal
 
 
 def fill(state: RecoveryState, groups: Iterable[Group]) -> None:

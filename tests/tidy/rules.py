@@ -184,6 +184,14 @@ def _reraises(handler: ast.ExceptHandler) -> bool:
     return any(isinstance(node, ast.Raise) for s in handler.body for node in ast.walk(s))
 
 
+def _cleans_up(node: ast.ExceptHandler | ast.Call) -> bool:
+    """A handler that ends in a bare `raise` handles nothing: it only tidies up on the way."""
+    if not isinstance(node, ast.ExceptHandler):
+        return False
+    last = node.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
 def check_handlers(module: Module) -> Iterator[Finding]:
     """Broad handlers only at named boundaries; cancellation is never swallowed."""
     lines = module.text.splitlines()
@@ -196,7 +204,7 @@ def check_handlers(module: Module) -> Iterator[Finding]:
             continue
         if _BOUNDARY.search(lines[node.lineno - 1]):
             continue
-        if names & _BROAD:
+        if names & _BROAD and not _cleans_up(node):
             detail = f"catches {', '.join(sorted(names & _BROAD))} without `# boundary: <name>`"
             yield finding("broad-except", module, name="*", line=node.lineno, detail=detail)
         elif "CancelledError" in names and swallows:

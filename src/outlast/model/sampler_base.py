@@ -198,11 +198,14 @@ def check_selection(
     return worst
 
 
-def check_restored(sampler: Sampler, state: SamplerState, *, groups: Groups) -> None:
+def check_restored(
+    sampler: Sampler, state: SamplerState, *, groups: Groups, version: TrainerVersion
+) -> None:
     """Refuse counters that contradict the restored groups, instead of discarding groups later.
 
     Raises NotRestorable: another sampler's state, a stamp above the batches counted (admission
-    would stamp that step a second time), a missing or foreign stamp, or more groups than admitted.
+    would stamp that step a second time) or of a step that trainer `version` has behind it, a
+    missing or foreign stamp, or more groups than admitted.
     """
     if state.name != sampler.name:
         raise NotRestorable(
@@ -220,6 +223,11 @@ def check_restored(sampler: Sampler, state: SamplerState, *, groups: Groups) -> 
             raise NotRestorable(
                 f"group {group.id} has target step {group.target_step} under sampler "
                 f"{state.name}; the cut contradicts itself: restore another one"
+            )
+        if group.target_step is not None and group.target_step <= version:
+            raise NotRestorable(
+                f"group {group.id} has target step {group.target_step}, but the trainer is at "
+                f"version {version}, so that step is over; restore another cut"
             )
         if group.target_step is not None and group.target_step > state.batches:
             raise NotRestorable(

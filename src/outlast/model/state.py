@@ -2,8 +2,7 @@
 
 It composes ledger, cursor and sampler counters, and moves them together: each public method is one
 synchronous section, so a cut can never see a prompt that belongs to nobody (S4) or a step that
-half happened (S1). Every settled prompt goes to the journal in the same section.
-May import: `model` only.
+half happened (S1). Settled prompts go to the journal in the same section. May import: `model`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class RecoveryState:
     """Owner of groups, cursor, sampler counters, budgets, version and history."""
 
     def __init__(
-        self, plan: RunPlan, sampler: Sampler, journal: Journal, *, incarnation: Incarnation
+        self, plan: RunPlan, *, sampler: Sampler, journal: Journal, incarnation: Incarnation
     ) -> None:
         """A run that has drawn nothing yet."""
         self.plan = plan
@@ -75,9 +74,9 @@ class RecoveryState:
     def restored(
         cls,
         plan: RunPlan,
+        *,
         sampler: Sampler,
         journal: Journal,
-        *,
         incarnation: Incarnation,
         cut: Cut,
         anchor: Anchor,
@@ -87,7 +86,7 @@ class RecoveryState:
 
         Raises NotRestorable when the cut contradicts the sampler.
         """
-        state = cls(plan, sampler, journal, incarnation=incarnation)
+        state = cls(plan, sampler=sampler, journal=journal, incarnation=incarnation)
         state._cursor = state._cursor_at(cut.drawn)
         state._counters = cut.sampler
         state.ledger = Ledger(
@@ -104,8 +103,7 @@ class RecoveryState:
         state.duties, state.tokens_per_s = Duties(cut), cut.tokens_per_s
         for group in cut.groups:
             state.ledger.reopen(group.id, anchor_step=anchor.version, abrupt=abrupt)
-        check_restored(sampler, state._counters, groups=state.ledger.groups)
-        state._check_stamps()
+        check_restored(sampler, state._counters, groups=state.ledger.groups, version=state.version)
         return state
 
     # -------------------------------------------------------------------------------- drawing
@@ -130,7 +128,7 @@ class RecoveryState:
             raise InvariantError("admit while nothing is admissible")
         self.mutations += 1
         owed = self._budgets.next_owed()
-        if owed is not None:  # a replacement keeps the admission of the group it stands for
+        if owed is not None:  # it keeps the admission of the group it replaces
             self._budgets.pay(owed)
             return self._admit_many(1, owed, acknowledged)
         admitted = self._admit_many(count, self.sampler.target(self._counters), acknowledged)
@@ -244,10 +242,8 @@ class RecoveryState:
 
     def has_stale(self) -> bool:
         """Whether `evict_stale` would drop anything."""
-        groups = self.ledger.groups
-        return bool(
-            self.sampler.evict(groups, self.version) or self.sampler.abort(groups, self.version)
-        )
+        groups, version = self.ledger.groups, self.version
+        return bool(self.sampler.evict(groups, version) or self.sampler.abort(groups, version))
 
     def wanted(self, step: Step) -> int:
         """Groups that `step` trains: P, less its shortfall, less what the data no longer gives."""
@@ -327,11 +323,9 @@ class RecoveryState:
 
     def end_of_data(self) -> int:
         """Drop a remainder too small for a step that nothing more can join; returns its size."""
-        open_work = any(
-            group.state in (GroupState.OPEN, GroupState.COMPLETE)
-            for group in self.ledger.groups.values()
-        )
-        remainder = [g.id for g in self.ledger.groups.values() if g.state is GroupState.BUFFERED]
+        groups = self.ledger.groups.values()
+        open_work = any(g.state in (GroupState.OPEN, GroupState.COMPLETE) for g in groups)
+        remainder = [g.id for g in groups if g.state is GroupState.BUFFERED]
         too_small = len(remainder) < self.plan.step_groups_min
         if not self.drained or open_work or not remainder or not too_small:
             return 0
@@ -342,7 +336,7 @@ class RecoveryState:
     # ------------------------------------------------------------------------------------ cut
 
     def cut(self, *, sequence: CutSequence, parent: CutSequence | None, anchor: Anchor) -> Cut:
-        """Everything at this instant: O(groups) pointer copies, no await, no I/O."""
+        """Everything at this instant: O(groups) pointer copies."""
         return Cut(
             sequence=sequence,
             incarnation=self.incarnation,
@@ -404,14 +398,3 @@ class RecoveryState:
         if credit:
             self._counters = self.sampler.credited(self._counters, 1)
         self._journal.append(Dropped(group=group.id, ref=group.prompt, reason=reason))
-
-    def _check_stamps(self) -> None:
-        """Restored stamps must lie between the next step and the next batch: else a deadlock."""
-        for group in self.ledger.groups.values():
-            if group.target_step is None or not group.holds_permit:
-                continue
-            if group.target_step < next_step(self.version):
-                raise InvariantError(
-                    f"restored group {group.id} is stamped for step {group.target_step}; the "
-                    f"trainer is at version {self.version}, so that step is over"
-                )

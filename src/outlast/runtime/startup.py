@@ -258,13 +258,15 @@ class Life:
         settings, sampler = self._settings, self._settings.sampler()
         anchor, parent = BOOTSTRAP, None
         if self._loaded is None or not isinstance(self._plan, Resume):
-            state = RecoveryState(settings.plan, sampler, self._log, incarnation=self.incarnation)
+            state = RecoveryState(
+                settings.plan, sampler=sampler, journal=self._log, incarnation=self.incarnation
+            )
         else:
             anchor, parent = self._plan.anchor, self._loaded.cut.sequence
             state = RecoveryState.restored(
                 settings.plan,
-                sampler,
-                self._log,
+                sampler=sampler,
+                journal=self._log,
                 incarnation=self.incarnation,
                 cut=self._loaded.cut,
                 anchor=anchor,
