@@ -25,8 +25,9 @@ from outlast.model.groups import PromptRef, Receipt, RecoveryLevel
 from outlast.model.ids import AttemptKey, GroupId, TrainerVersion
 from outlast.model.ids import Sequence as CutSequence
 from outlast.model.journal import JournalRecord
+from outlast.model.plan import RunPlan
 from outlast.model.sampler_kinds import ReadyFirst
-from outlast.model.state import RecoveryState, RunPlan
+from outlast.model.state import RecoveryState
 from outlast.world import Identity, SystemClock, ThreadOffload, World
 
 PER_STEP = 2
@@ -139,7 +140,9 @@ class Life:
         sampler = ReadyFirst(PER_STEP, 1)
         if loaded is None:
             self.anchor = BOOTSTRAP
-            self.state = RecoveryState(plan(), sampler, journal, incarnation=self.number)
+            self.state = RecoveryState(
+                plan(), sampler=sampler, journal=journal, incarnation=self.number
+            )
             write_bootstrap(
                 FILES,
                 run_dir,
@@ -155,8 +158,8 @@ class Life:
             )
             self.state = RecoveryState.restored(
                 plan(),
-                sampler,
-                journal,
+                sampler=sampler,
+                journal=journal,
                 incarnation=self.number,
                 cut=cut,
                 anchor=self.anchor,
