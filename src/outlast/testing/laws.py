@@ -1,0 +1,458 @@
+"""The laws of a simulated run, judged from outside (S1-S12, L2, L4; the driver judges L1 and L3).
+
+The auditor is fed by the event stream, by the fakes (what the trainer really trained, what the
+engine really loaded, what the plane really stored) and by the loop after every callback. It keeps
+a shadow of the recovery state that shares no code with `model`; the instant of a cut is the instant
+at which the plane is frozen. A broken law is an `AssertionError` that begins with the law's id.
+May import: `telemetry.events`, `model`, `runtime.board`, `testing`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outlast.model.groups import GroupState
+from outlast.model.ids import AttemptKey, Step, TrainerVersion, WeightVersion
+from outlast.runtime.board import Board
+from outlast.telemetry import events
+from outlast.testing.fake_trainer import INITIAL, SeenGroup
+from outlast.testing.shadow import Shadow
+from outlast.testing.world import Pulse
+
+FROZEN_MAX = 64
+"""Copies of the shadow that are kept: more than any retention keeps cuts."""
+
+
+class LawBroken(AssertionError):
+    """A law does not hold. The message begins with its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What the laws need to know of the run's configuration."""
+
+    siblings: int
+    groups_per_step: int
+    whole_groups: bool
+    """Recovery level prompt_group."""
+    max_lag: int | None
+    interval_s: float | None
+    save_slack_s: float
+    """Longest time that a save may take when nothing is wrong."""
+    keep: int
+    """Snapshots that retention keeps."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened, for reports."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    cells: Counter[str] = field(default_factory=Counter)
+    lag_max: int = 0
+    checks: int = 0
+
+
+class Auditor:
+    """One per simulation; it lives as long as the run directory, over all lives."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.shadow = Shadow()
+        self.tally = Tally()
+        self.broken: LawBroken | None = None
+        self.acknowledged: dict[int, str] = {}
+        """Sequence -> name of every acknowledged cut that still counts, by sequence."""
+        self.newest_acknowledged = 0
+        self.rows: dict[str, str] = {}
+        """Attempt key -> digest of the row the plane stored."""
+        self._frozen: dict[int, Shadow] = {0: Shadow()}
+        self._pulse = Pulse()
+        self._life = 0
+        self._board: Board | None = None
+        self._attempts: dict[tuple[int, int], str] = {}
+        self._stepped: tuple[int, tuple[int, ...]] | None = None
+        self._loaded: tuple[int, str] | None = None
+        self._engine: Callable[[], tuple[WeightVersion | None, str]] = lambda: (None, "")
+        self._mutations = -1
+        self._eligible_since: float | None = None
+        self._saved_mutations = -1
+        self._frozen_mutations: dict[int, int] = {}
+        self._ready = self.restored = False
+        self._acknowledged_before = 0
+        self._silent: set[int] = set()
+        self.faulty = False
+        """Set by the driver while scripted faults hold snapshots up (L2 does not apply)."""
+
+    # --------------------------------------------------------------------------------- wiring
+
+    def begin(
+        self,
+        life: int,
+        pulse: Pulse,
+        *,
+        engine: Callable[[], tuple[WeightVersion | None, str]],
+        bounds: Bounds,
+    ) -> None:
+        """A new life starts on what the last one left; nothing is known to be restored yet."""
+        self._life, self._pulse, self._engine, self.bounds = life, pulse, engine, bounds
+        self._board, self._mutations, self._eligible_since = None, -1, None
+        self._attempts.clear()
+        self._stepped = self._loaded = None
+        self._ready = self.restored = False
+        self._acknowledged_before = self.newest_acknowledged
+        self._saved_mutations = -1
+        self._frozen_mutations.clear()
+        self._silent.clear()
+
+    def watch(self, board: Board) -> None:
+        """The board of this life exists: from now on its state is checked."""
+        self._board = board
+
+    def require(self, condition: bool, message: str) -> None:
+        """Note the first broken law; the driver raises it, so that no handler can swallow it."""
+        self.tally.checks += 1
+        if not condition and self.broken is None:
+            self.broken = LawBroken(message)
+
+    # --------------------------------------------------------------------------- from the fakes
+
+    def stored(self, key: AttemptKey, digest: str) -> None:
+        """The plane acknowledged a row."""
+        name = str(key)
+        self.require(name not in self.rows, f"S3: row {name} is stored twice under one key")
+        self.rows[name] = digest
+
+    def frozen(self) -> None:
+        """The plane was frozen: this is the instant of a cut."""
+        board = self._board
+        if board is None or not self._pulse.alive:
+            return
+        sequence, shadow = board.next_sequence - 1, self.shadow.copy()
+        stepped = self._stepped
+        if stepped is not None and shadow.version + 1 == stepped[0] == board.state.version:
+            shadow.finish(*stepped)  # a bundled cut is taken before its step is announced
+        self._frozen[sequence] = shadow
+        self._frozen_mutations[sequence] = board.state.mutations
+        while len(self._frozen) > FROZEN_MAX:
+            del self._frozen[min(self._frozen)]
+
+    def trained(self, step: Step, groups: tuple[SeenGroup, ...], digest: str) -> None:
+        """The trainer has taken an optimizer step over `groups`."""
+        shadow, siblings = self.shadow, self.bounds.siblings
+        ids = tuple(int(group.id) for group in groups)
+        self.require(len(set(ids)) == len(ids), f"S1: step {step} trained a group twice: {ids}")
+        self.require(step == shadow.version + 1, f"S7: step {step} at version {shadow.version}")
+        most = self.bounds.groups_per_step
+        self.require(0 < len(ids) <= most, f"S1: step {step} trained {len(ids)} of {most} groups")
+        for group in groups:
+            before = shadow.trained.get(group.id)
+            self.require(
+                before is None, f"S1: group {group.id} is trained by steps {before}, {step}"
+            )
+            sealed = shadow.live.get(group.id, {})
+            names = {key.sibling: str(key) for key in group.keys}
+            self.require(
+                names == sealed and len(names) == siblings,
+                f"S3: step {step} trained rows {names} of group {group.id}, sealed are {sealed}",
+            )
+            stored = tuple(self.rows.get(str(key), "") for key in group.keys)
+            self.require(
+                stored == group.digests,
+                f"S2: rows of group {group.id} differ from what was stored under their keys",
+            )
+            self._check_age(step, group)
+        shadow.weights[step] = digest
+        self._stepped = (step, ids)
+
+    def _check_age(self, step: Step, group: SeenGroup) -> None:
+        version, bound = step - 1, self.bounds.max_lag
+        lag = version - group.oldest
+        self.tally.lag_max = max(self.tally.lag_max, lag)
+        where = f"group {group.id} (versions {group.oldest}..{group.newest}) at version {version}"
+        self.require(group.newest <= version, f"S8: negative age: {where}")
+        self.require(bound is None or lag <= bound, f"S8: {where} exceeds the bound {bound}")
+
+    def loaded(self, version: TrainerVersion, digest: str) -> None:
+        """The trainer has loaded its anchor."""
+        self._loaded = (version, digest)
+
+    def updated(self, pair: WeightVersion, payload: str) -> None:
+        """The engine has loaded weights."""
+        self.require(
+            pair.incarnation == self._life,
+            f"S7: the engine got weights {pair} in life {self._life}",
+        )
+
+    # -------------------------------------------------------------------------- from the events
+
+    def __call__(self, event: events.AnyEvent, wall: float, /) -> None:
+        if not self._pulse.alive:
+            return
+        handler = getattr(self, f"_on_{type(event).__name__}", None)
+        if handler is None:
+            return
+        try:
+            handler(event)
+        except Exception as error:  # boundary: the bus silences sinks that fail; this one may not
+            self.require(False, f"the auditor failed on {event}: {type(error).__name__}: {error}")
+
+    def _on_RunStarted(self, event: events.RunStarted) -> None:
+        self.require(event.incarnation == self._life, f"S7: life {self._life} calls itself {event}")
+
+    def _begin_fresh(self) -> None:
+        """The first event of a life that restored nothing."""
+        newest = self._acknowledged_before
+        self.require(newest == 0, f"A2: a fresh start, though cut {newest} was acknowledged")
+        self.shadow, self._ready = Shadow(), True
+
+    def _on_Restored(self, event: events.Restored) -> None:
+        self.restored = self._ready = True
+        sequence = event.sequence or 0
+        self.require(
+            sequence >= self.newest_acknowledged,
+            f"A2: cut {sequence} was restored, but cut {self.newest_acknowledged} "
+            f"({self.acknowledged.get(self.newest_acknowledged)}) was acknowledged; {event.rejected}",
+        )
+        known = self._frozen.get(sequence)
+        self.require(known is not None, f"S7: cut {sequence} was restored, but never taken")
+        if known is None:
+            return
+        self.shadow = known.copy()
+        if self.bounds.whole_groups:
+            self.shadow.forget_incomplete(self.bounds.siblings)
+        self._check_versions(event.trainer_version)
+        self._check_restored()
+        self.check_engine()
+
+    def _check_versions(self, version: int) -> None:
+        shadow = self.shadow
+        self.require(
+            version == shadow.version,
+            f"S7: restored at version {version}, the cut was taken at {shadow.version}",
+        )
+        digest = shadow.weights.get(version)
+        self.require(
+            self._loaded == (version, digest),
+            f"S7: the trainer loaded {self._loaded}, its history says version {version}, {digest}",
+        )
+
+    def check_engine(self) -> None:
+        """After a restore the engine serves this life's weights, whatever it served before."""
+        pair, payload = self._engine()
+        version = self.shadow.version
+        digest = self.shadow.weights.get(version, INITIAL)
+        self.require(
+            pair is not None and (pair.incarnation, pair.version) == (self._life, version),
+            f"S7: life {self._life} at version {version} starts with an engine that serves {pair}",
+        )
+        self.require(
+            payload == digest,
+            f"S7: the engine serves {payload[:12]} as version {version}, which is {digest[:12]}",
+        )
+
+    def _check_restored(self) -> None:
+        """S2: what was sealed at the cut is there, row for row; nothing else is."""
+        board = self._board
+        if board is None:
+            return
+        ledger = board.state.ledger
+        for group_id, sealed in self.shadow.live.items():
+            group = ledger.groups.get(group_id)  # type: ignore[call-overload]
+            self.require(group is not None, f"S2: group {group_id} is missing after the restore")
+            if group is None:
+                continue
+            found = {r.key.sibling: str(r.key) for r in group.receipts()}
+            self.require(
+                found == sealed, f"S2: group {group_id} came back with {found}, sealed was {sealed}"
+            )
+            digests = {str(r.key): r.digest for r in group.receipts()}
+            for key, digest in digests.items():
+                self.require(self.rows.get(key) == digest, f"S2: row {key} has another digest")
+
+    def _on_WeightsServed(self, event: events.WeightsServed) -> None:
+        if self._ready:
+            payload, digest = self._engine()[1], self.shadow.weights.get(event.version)
+            self.require(payload == digest, f"S7: version {event.version} is served as {payload}")
+
+    def _on_GroupsAdmitted(self, event: events.GroupsAdmitted) -> None:
+        if not self._ready:
+            self._begin_fresh()
+        shadow = self.shadow
+        for group in event.groups:
+            known = group in shadow.live or group in shadow.trained or group in shadow.dropped
+            self.require(not known, f"S4: group {group} is admitted a second time")
+            shadow.live[group] = {}
+        top = max(event.groups) + 1
+        self.require(
+            shadow.known == top, f"S4: groups up to {top} were drawn, {shadow.known} are known"
+        )
+
+    def _on_AttemptDispatched(self, event: events.AttemptDispatched) -> None:
+        group, sibling, life = _parse(event.key)
+        sealed = self.shadow.live.get(group)
+        self.require(life == self._life, f"S3: life {self._life} dispatched {event.key}")
+        self.require(sealed is not None, f"S3: {event.key} was dispatched for a settled group")
+        self.require(
+            sealed is None or sibling not in sealed,
+            f"S2: {event.key} is generated again, though the sibling is sealed",
+        )
+        self._attempts[group, sibling] = event.key
+
+    def _on_SiblingSealed(self, event: events.SiblingSealed) -> None:
+        group, sibling, _ = _parse(event.key)
+        sealed = self.shadow.live.get(group)
+        current = self._attempts.get((group, sibling))
+        self.require(current == event.key, f"S3: {event.key} sealed, {current} is current")
+        self.require(sealed is not None, f"S3: {event.key} sealed a settled group")
+        if sealed is not None:
+            self.require(sibling not in sealed, f"S3: {event.key} sealed a sealed sibling")
+            sealed[sibling] = event.key
+
+    def _on_AttemptFailed(self, event: events.AttemptFailed) -> None:
+        group, sibling, _ = _parse(event.key)
+        current = self._attempts.pop((group, sibling), None)
+        self.require(current == event.key, f"S3: {event.key} failed, {current} is current")
+        sealed = self.shadow.live.get(group)
+        if self.bounds.whole_groups and sealed is not None:
+            sealed.clear()
+            for slot in [s for s in self._attempts if s[0] == group]:
+                del self._attempts[slot]
+
+    def _on_GroupCommitted(self, event: events.GroupCommitted) -> None:
+        sealed = self.shadow.live.get(event.group, {})
+        whole = len(sealed) == self.bounds.siblings
+        self.require(whole, f"S1: group {event.group} is committed with {sealed} sealed")
+        self.shadow.committed.add(event.group)
+
+    def _on_GroupDropped(self, event: events.GroupDropped) -> None:
+        self.require(
+            event.group in self.shadow.live, f"S4: group {event.group} is dropped while not live"
+        )
+        self.shadow.settle(event.group)
+        self.shadow.dropped[event.group] = event.reason
+
+    def _on_StepFinished(self, event: events.StepFinished) -> None:
+        self.require(
+            self._stepped == (event.step, event.groups),
+            f"S1: step {event.step} is recorded with groups {event.groups}, trained {self._stepped}",
+        )
+        self.shadow.finish(event.step, event.groups)
+
+    def _on_CheckpointPublished(self, event: events.CheckpointPublished) -> None:
+        self.tally.outcomes["checkpoint"] += 1
+        self._published(event.sequence, f"step_{event.version}")
+
+    def _on_SnapshotPublished(self, event: events.SnapshotPublished) -> None:
+        self.tally.outcomes["published"] += 1
+        self._published(event.sequence, event.id)
+
+    def _on_SnapshotSkipped(self, event: events.SnapshotSkipped) -> None:
+        self.tally.outcomes[str(event.reason)] += 1
+
+    def _published(self, sequence: int, name: str) -> None:
+        self.require(
+            sequence not in self.acknowledged, f"A5: sequence {sequence} is acknowledged twice"
+        )
+        self.require(sequence in self._frozen, f"S6: cut {sequence} was never frozen")
+        self.acknowledged[sequence] = name
+        self.newest_acknowledged = max(self.newest_acknowledged, sequence)
+        self._saved_mutations = self._frozen_mutations.get(sequence, -1)
+        self._eligible_since = None
+
+    def rows_alive(self) -> int:
+        """Rows that some unsettled group holds."""
+        return sum(len(sealed) for sealed in self.shadow.live.values())
+
+    def check_disk(self, *, live: int, segments: int) -> None:
+        """S12: live snapshots and segments right after a publication."""
+        keep = self.bounds.keep
+        self.require(live <= keep + 1, f"S12: {live} live snapshots, {keep} are kept")
+        most = self.rows_alive() + len(self._attempts) + self._pinned + 2
+        self.require(segments <= most, f"S12: {segments} segments for {self.rows_alive()} rows")
+
+    @property
+    def _pinned(self) -> int:
+        """Rows of applied groups: kept until a checkpoint is durable."""
+        state = self._board.state if self._board is not None else None
+        groups = state.ledger.groups.values() if state is not None else ()
+        return sum(len(g.siblings) for g in groups if g.state is GroupState.APPLIED)
+
+    def ended(self, how: str) -> None:
+        """The life is over."""
+        self.require(
+            not self._silent or how in ("StallAbort", "killed"),
+            f"S4: groups {sorted(self._silent)} vanished without a record; the life {how}",
+        )
+
+    # ----------------------------------------------------------------------- after each callback
+
+    def turn(self, now: float) -> None:
+        """Check the laws that hold at every instant; O(groups) when something changed."""
+        board = self._board
+        if board is None or not self._ready or not self._pulse.alive:
+            return
+        state = board.state
+        if state.mutations != self._mutations:
+            self._mutations = state.mutations
+            self._check_state(board)
+        self._check_snapshot_due(board, now)
+
+    def _check_state(self, board: Board) -> None:
+        state, shadow = board.state, self.shadow
+        try:
+            state.check()
+        except AssertionError:
+            raise
+        except Exception as error:  # boundary: the model's own check found a contradiction
+            self.require(False, f"S5: {error}")
+        groups = state.ledger.groups
+        unsettled = {int(g) for g, group in groups.items() if group.state is not GroupState.APPLIED}
+        gone = shadow.live.keys() - unsettled
+        for group in gone:
+            end_of_data = state.drained and group in shadow.committed
+            if not end_of_data:
+                self._silent.add(group)  # only a run that is about to stop leaves one unannounced
+            shadow.settle(group)
+            shadow.dropped[group] = "end_of_data" if end_of_data else "unannounced"
+        self.require(
+            shadow.live.keys() == unsettled,
+            f"S6: live groups are {sorted(shadow.live)}, the ledger holds {sorted(unsettled)}",
+        )
+        permits = state.ledger.permits
+        self.require(
+            permits.free == permits.capacity - len(shadow.live),
+            f"S5: capacity {permits.capacity}, {len(shadow.live)} groups live, {permits.free} free",
+        )
+        dropped = sum(state.ledger.settled.dropped.values())
+        self.require(
+            dropped == len(shadow.dropped),
+            f"S4: {len(shadow.dropped)} groups were dropped, {dropped} are counted",
+        )
+
+    def _check_snapshot_due(self, board: Board, now: float) -> None:
+        """L2: a snapshot within two intervals while nothing stands against it."""
+        interval = self.bounds.interval_s
+        eligible = (
+            interval is not None
+            and not self.faulty
+            and board.stopping is None
+            and not board.training_done
+            and board.state.version == board.anchor.version
+            and board.state.mutations != self._saved_mutations
+        )
+        if not eligible:
+            self._eligible_since = None
+        elif self._eligible_since is None:
+            self._eligible_since = now
+        elif interval is not None:
+            late = now - self._eligible_since - 2 * interval - self.bounds.save_slack_s
+            self.require(late <= 0, f"L2: no snapshot for {late:.1f} s longer than two intervals")
+
+
+def _parse(key: str) -> tuple[int, int, int]:
+    """(group, sibling, life) of an attempt key in its text form."""
+    group, sibling, life, _ = (int(part[1:]) for part in key.split("."))
+    return group, sibling, life

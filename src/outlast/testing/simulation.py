@@ -1,0 +1,466 @@
+"""`Simulation`: a whole run of Outlast in virtual time, to crash as you like.
+
+    sim = Simulation(prompts=12, siblings=2, groups_per_step=2, steps=4, sampler="windowed", seed=7)
+    sim.engine.script(Answer(hangs=True), group=1, sibling=0, attempt=0)
+    sim.run_until(step=2)
+    sim.kill()
+    sim.resume()
+    sim.run()
+    assert sorted(sim.trained) == [1, 2, 3, 4]
+
+The real model, durable layer, runtime and memory plane run on an in-memory crash disk; engine,
+trainer, environment and prompts are fakes in virtual time, or your own. Every law of
+`docs/laws.md` that can be judged from outside is checked after every callback; a broken one raises
+`LawBroken`. The same arguments and calls give the same run, in every process.
+May import: `testing`, `runtime`, `durable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from outlast.durable import names
+from outlast.durable.audit import AuditReport, audit_run
+from outlast.durable.lineage import cut_state
+from outlast.durable.listing import read_run
+from outlast.durable.manifest import CutState
+from outlast.errors import OutlastError
+from outlast.model.groups import Receipt
+from outlast.model.ids import Incarnation, TrainerVersion
+from outlast.ports import Environment, PromptSource
+from outlast.runtime.controller import Ending, Outcome
+from outlast.telemetry import events
+from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
+from outlast.testing.fake_engine import FakeEngine, attempt_of
+from outlast.testing.fake_environment import FakeEnvironment, FakePrompts
+from outlast.testing.laws import Auditor, Bounds, LawBroken
+from outlast.testing.life import RUN_DIR, Outside, SimLife
+from outlast.testing.scripts import EngineProfile, TrainerProfile
+from outlast.testing.shape import RunShape, SamplerFactory, settings_of
+from outlast.testing.world import Marks, StoreSpeed
+
+
+GRACE_SLACK_S = 3.0
+"""Virtual seconds for closing engines and files after the grace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a life ended."""
+
+    how: str
+    """finished, nothing_to_do, preempted, killed, or the name of the error."""
+    exit_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotVerdict:
+    """A cut on disk and what `outlast snapshots` would say about it."""
+
+    name: str
+    sequence: int | None
+    trainer_version: int | None
+    verdict: CutState
+    reason: str
+
+
+class Simulation:
+    """A run directory, its outside, and the lives that come and go on it."""
+
+    def __init__(
+        self,
+        shape: RunShape | None = None,
+        *,
+        seed: int = 0,
+        sampler: SamplerFactory | str | None = None,
+        environment: Environment | None = None,
+        prompt_source: PromptSource | None = None,
+        engine: EngineProfile | None = None,
+        trainer: TrainerProfile | None = None,
+        store: StoreSpeed | None = None,
+        **changes: object,
+    ) -> None:
+        """`changes` are fields of `RunShape`; `sampler` is a built-in name or P -> your sampler."""
+        if isinstance(sampler, str):
+            changes["sampler"], sampler = sampler, None
+        self.shape = msgspec.convert(
+            {**msgspec.to_builtins(shape or RunShape()), **changes}, RunShape
+        )
+        self.seed = seed
+        self.engine = FakeEngine(seed=seed, profile=engine)
+        self.environment: Environment = environment or FakeEnvironment()
+        self.prompts: PromptSource = prompt_source or FakePrompts(self.shape.prompts)
+        self.trainer = trainer or TrainerProfile()
+        self.store = store or StoreSpeed()
+        self.marks = Marks()
+        self.disk = CrashDisk()
+        self.power_cuts = False
+        """Whether kills at a disk change or a mark also lose what was not synced."""
+        self.events: list[events.AnyEvent] = []
+        """Events of the life that runs, or ran last."""
+        self.ended: list[Ended] = []
+        """One entry per life that is over."""
+        self._sampler = sampler
+        self._rng = random.Random(f"{seed}/simulation")
+        self._trace = hashlib.sha256()
+        self._now = 0.0
+        self._life: SimLife | None = None
+        self._kill_at_change: int | None = None
+        self._term_at: float | None = None
+        self.auditor = Auditor(self._bounds())
+        self._restored: list[events.Restored] = []
+        self.resume()
+
+    # ------------------------------------------------------------------------------- driving
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the first life began."""
+        return self._life.loop.time() if self._life is not None else self._now
+
+    @property
+    def life(self) -> SimLife:
+        """The life that runs."""
+        if self._life is None:
+            raise RuntimeError("no life is running: call resume() first")
+        return self._life
+
+    @property
+    def lives(self) -> int:
+        """Lives so far, the running one included."""
+        return len(self.ended) + (self._life is not None)
+
+    def resume(self, **changes: object) -> None:
+        """Start the next life on what stands on the disk, with other settings if given."""
+        if self._life is not None:
+            raise RuntimeError("a life is running: kill() it or let it end")
+        if changes:
+            fields = {**msgspec.to_builtins(self.shape), **changes}
+            self.shape = msgspec.convert(fields, RunShape)
+        settings = settings_of(self.shape, seed=self.seed, sampler=self._sampler)
+        outside = Outside(
+            files=self.disk,
+            engine=self.engine,
+            environment=self.environment,
+            prompts=self.prompts,
+            trainer=self.trainer,
+            speed=self.store,
+            marks=self.marks,
+            auditor=self.auditor,
+        )
+        number = len(self.ended) + 1
+        life = SimLife(number, settings, outside, seed=self.seed, start_s=self._now)
+        self.marks.begin(life.pulse, kill_at=None)
+        self.disk.guard = life.pulse.check
+        self.disk.on_change = self._changed
+        self.events, self._term_at = [], None
+        self.auditor.begin(
+            self._next_incarnation(),
+            life.pulse,
+            engine=lambda: self.engine.loaded,
+            bounds=self._bounds(),
+        )
+        life.bus.add(self._record)
+        self._life = life
+
+    def run_until(
+        self,
+        *,
+        step: int | None = None,
+        seconds: float | None = None,
+        snapshots: int | None = None,
+        when: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Drive the life until it has finished `step`, published `snapshots` more cuts, `seconds`
+        have passed, or `when()` holds. False when the life ended first.
+
+        Raises LawBroken, Deadlock or Livelock.
+        """
+        life, since = self.life, self.auditor.tally.outcomes["published"]
+
+        def reached() -> bool:
+            board = life.controller.board
+            if step is not None and board is not None and board.state.version >= step:
+                return True
+            published = self.auditor.tally.outcomes["published"] - since
+            if snapshots is not None and published >= snapshots:
+                return True
+            return when is not None and when()
+
+        before = None if seconds is None else life.loop.time() + seconds
+        life.advance(reached, before=before)
+        if life.over:
+            self._over()
+            return False
+        return True
+
+    def run(self, *, limit_s: float = 50_000.0) -> Ended:
+        """Drive the life to its end (L1: within `limit_s` virtual seconds)."""
+        if self.run_until(seconds=limit_s):
+            waits = self._waits()
+            raise LawBroken(f"L1: the run is not over after {limit_s:.0f} s; {waits}")
+        return self.ended[-1]
+
+    def kill(self, *, power_cut: bool = False) -> None:
+        """End the life like SIGKILL; `power_cut` also loses what was not synced, by chance."""
+        self.life.pulse.kill("killed")
+        self._over(power_cut=power_cut)
+
+    def sigterm(self) -> None:
+        """Ask the life to stop, as the signal handler does; `run()` then drives it to its end."""
+        self._term_at = self.life.loop.time()
+        self.life.controller.stop("SIGTERM")
+
+    def kill_at(
+        self, *, disk_change: int | None = None, mark: tuple[str, int] | None = None
+    ) -> None:
+        """Let the life die at its n-th change of the disk, or at the n-th hit of a mark."""
+        if disk_change is not None:
+            self._kill_at_change = disk_change
+        if mark is not None:
+            self.marks.kill_at = mark
+
+    def fail_disk(self, kind: FaultKind | str | None, *, once: bool = False) -> None:
+        """Let disk calls fail from now on (or only the next one that can); None repairs it."""
+        self.auditor.faulty = kind is not None
+        if kind is None:
+            self.disk.fault = None
+        else:
+            self.disk.fault = Fault(self.disk.calls, FaultKind(kind), persistent=not once)
+
+    def close(self) -> None:
+        """Drop a life that still runs, without judging it."""
+        if self._life is not None:
+            self._now = self._life.loop.time()
+            self._life.end("closed")
+            self._life = None
+
+    # ------------------------------------------------------------------------------- reading
+
+    @property
+    def trained(self) -> dict[int, tuple[int, ...]]:
+        """Step -> ids of the groups it trained, along the surviving lineage."""
+        steps: dict[int, list[int]] = {}
+        for group, step in self.auditor.shadow.trained.items():
+            steps.setdefault(step, []).append(group)
+        return {step: tuple(sorted(steps[step])) for step in sorted(steps)}
+
+    @property
+    def dropped(self) -> dict[int, str]:
+        """Group id -> reason, along the surviving lineage."""
+        return dict(self.auditor.shadow.dropped)
+
+    @property
+    def sealed(self) -> dict[int, tuple[int, ...]]:
+        """Unsettled group id -> its sealed siblings."""
+        live = self.auditor.shadow.live
+        return {group: tuple(sorted(sealed)) for group, sealed in live.items()}
+
+    @property
+    def dispatched(self) -> list[str]:
+        """Attempt keys that the running (or last) life dispatched, in order."""
+        return [e.key for e in self.events if isinstance(e, events.AttemptDispatched)]
+
+    @property
+    def restored(self) -> list[events.Restored]:
+        """Restore reports of all lives."""
+        return list(self._restored)
+
+    @property
+    def weights(self) -> str:
+        """Digest of the trainer's weights on the surviving lineage: its whole training history."""
+        shadow = self.auditor.shadow
+        return shadow.weights[shadow.version]
+
+    @property
+    def trace(self) -> str:
+        """Digest of every event and every end so far, with its virtual time."""
+        return self._trace.hexdigest()
+
+    def snapshots(self) -> list[SnapshotVerdict]:
+        """Every cut on disk with its verdict, oldest first."""
+        with self._reading():
+            listing = read_run(self.disk, RUN_DIR, verify="payload")
+        found = []
+        for cut in listing.cuts:
+            verdict = cut_state(listing, cut)
+            manifest = cut.manifest
+            found.append(
+                SnapshotVerdict(
+                    name=cut.path.name,
+                    sequence=None if manifest is None else manifest.sequence,
+                    trainer_version=None if manifest is None else manifest.trainer_version,
+                    verdict=verdict,
+                    reason=cut.defect or "",
+                )
+            )
+        return sorted(found, key=lambda cut: cut.sequence or 0)
+
+    def audit(self) -> AuditReport:
+        """`outlast audit` of the run directory as it stands."""
+        with self._reading():
+            return audit_run(self.disk, RUN_DIR)
+
+    # ------------------------------------------------------------------------------ internals
+
+    def _bounds(self) -> Bounds:
+        shape = self.shape
+        settings = settings_of(shape, seed=self.seed, sampler=self._sampler)
+        return Bounds(
+            siblings=shape.siblings,
+            groups_per_step=shape.groups_per_step,
+            whole_groups=shape.level == "prompt_group",
+            max_lag=settings.sampler().max_lag,
+            interval_s=shape.interval_s,
+            save_slack_s=20
+            * (self.store.typical_s + self.store.slow_s * (self.store.slow_share > 0)),
+            keep=shape.keep_latest_k,
+        )
+
+    def _next_incarnation(self) -> int:
+        with self._reading():
+            listing = read_run(self.disk, RUN_DIR, verify="names")
+        return max((record.number for record in listing.incarnations), default=0) + 1
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Look at the disk from outside: no faults, no death, no marks."""
+        disk, guard, fault = self.disk, self.disk.guard, self.disk.fault
+        calls = disk.calls
+        disk.guard, disk.fault = _nothing, None
+        try:
+            yield
+        finally:
+            disk.guard, disk.fault, disk.calls = guard, fault, calls
+
+    def _changed(self, what: str) -> None:
+        if self._kill_at_change is None:
+            return
+        self._kill_at_change -= 1
+        if self._kill_at_change <= 0:
+            self._kill_at_change = None
+            self.life.pulse.kill(f"killed at {what}")
+            self.life.pulse.check()
+
+    def _record(self, event: events.AnyEvent, wall: float, /) -> None:
+        """Sink: keep the event, and schedule what its script adds."""
+        life = self._life
+        if life is None or not life.pulse.alive:
+            return
+        self.events.append(event)
+        self._trace.update(f"{wall:.6f}".encode() + msgspec.json.encode(event, order="sorted"))
+        if isinstance(event, events.Restored):
+            self._restored.append(event)
+        elif isinstance(event, events.SnapshotPublished):
+            self._check_disk_bounds()
+        elif isinstance(event, events.SiblingSealed):
+            self._offer_again(event.key)
+        elif isinstance(event, events.AttemptDispatched):
+            self._offer_foreign(event.key)
+
+    def _check_disk_bounds(self) -> None:
+        """S12 right after a publication and its retention."""
+        with self._reading():
+            live = [n for n in self.disk.list(RUN_DIR / "snapshots") if names.parse_snapshot(n)]
+            segments = self.disk.list(RUN_DIR / "segments")
+        self.auditor.check_disk(live=len(live), segments=len(segments))
+
+    def _offer_again(self, key: str) -> None:
+        """Deliver the result of a sealed attempt a second time, if its script says so."""
+        life, attempt = self.life, attempt_of(f"{key}.t1")
+        if attempt is None or not self.engine.answer(attempt).duplicate:
+            return
+        board = life.controller.board
+        assert board is not None
+        sibling = board.state.ledger.groups[attempt.group].siblings[attempt.sibling]
+        if sibling.receipt is not None:
+            life.loop.call_later(self._rng.random() * 6, self._deliver, life, sibling.receipt)
+
+    def _offer_foreign(self, key: str) -> None:
+        """Deliver an answer of an earlier life to a sibling that is being generated."""
+        life, attempt = self.life, attempt_of(f"{key}.t1")
+        if attempt is None or not self.engine.answer(attempt).foreign:
+            return
+        earlier = msgspec.structs.replace(attempt, incarnation=Incarnation(attempt.incarnation - 1))
+        receipt = Receipt(
+            key=earlier,
+            digest="0" * 64,
+            reward=1.0,
+            prompt_tokens=1,
+            response_tokens=1,
+            min_version=TrainerVersion(0),
+            max_version=TrainerVersion(0),
+            truncated=False,
+            mask_sample=False,
+        )
+        life.loop.call_later(self._rng.random(), self._deliver, life, receipt)
+
+    def _deliver(self, life: SimLife, receipt: Receipt) -> None:
+        if life.pulse.alive and not life.over:
+            self.auditor.tally.outcomes[f"late_{life.deliver(receipt)}"] += 1
+
+    def _waits(self) -> str:
+        board = self.life.controller.board
+        waits = board.waits() if board is not None else ()
+        listed = "; ".join(f"{who} waits for {what}" for who, what in waits) or "nobody waits"
+        return f"{listed}; {self.life.loop.report()}"
+
+    def _over(self, *, power_cut: bool = False) -> None:
+        """Bury the life, judge its end, and leave the disk as the end left it."""
+        life = self.life
+        ended = _judge(life)
+        self._now = life.loop.time()
+        life.end(ended.how)
+        self.ended.append(ended)
+        self._life = None
+        self._kill_at_change = None
+        self._trace.update(f"{self._now:.6f}/{ended.how}".encode())
+        cut = power_cut or (self.power_cuts and ended.how == "killed")
+        self.disk = self.disk.crash(self._rng) if cut else self.disk.kill()
+        self._check_end(ended)
+
+    def _check_end(self, ended: Ended) -> None:
+        auditor, grace = self.auditor, self.shape.grace_s
+        auditor.ended(ended.how)
+        if self._term_at is not None and ended.how != "killed":
+            took = self._now - self._term_at
+            auditor.require(
+                took <= grace + GRACE_SLACK_S,
+                f"L3: {took:.1f} s from SIGTERM to the end, the grace is {grace:.0f} s",
+            )
+            calm = ended.how in ("preempted", "nothing_to_do", "finished")
+            auditor.require(calm, f"L3: SIGTERM ended the life with {ended}")
+        if auditor.broken is not None:
+            raise auditor.broken
+
+
+def _judge(life: SimLife) -> Ended:
+    if not life.pulse.alive:
+        return Ended("killed", 137, life.pulse.cause)
+    assert life.task is not None
+    error = life.task.exception()
+    if error is None:
+        outcome: Outcome = life.task.result()
+        code = 75 if outcome.ending is Ending.PREEMPTED else 0
+        return Ended(outcome.ending.value, code, outcome.reason)
+    if isinstance(error, OutlastError):
+        return Ended(type(error).__name__, error.exit_code, str(error))
+    return Ended(type(error).__name__, 1, _flat(error))
+
+
+def _flat(error: BaseException) -> str:
+    """The causes inside exception groups, in one line."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_flat(inner) for inner in error.exceptions)
+    return f"{type(error).__name__}: {error}"
+
+
+def _nothing() -> None:
+    pass
