@@ -306,12 +306,21 @@ class SegmentStore:
         for segment in list(self._segments.values()):
             live = sum(segment.live.values())
             sparse = segment.live and live * REWRITE_BELOW < segment.row_bytes
-            if segment is self._open or not sparse or live > budget:
+            if not sparse or live > budget:
                 continue
             with contextlib.suppress(CorruptData):  # named when the snapshot holding it is read
                 rows = [self._moved(key, wanted) for key in sorted(segment.live)]
                 budget -= live
-                self._append(rows)
+                if segment is self._open:
+                    self._set_aside(segment, rows)
+                else:
+                    self._append(rows)
+
+    def _set_aside(self, segment: SegmentFile, rows: Sequence[Held]) -> None:
+        """A mostly dead open segment is never finished: its few live rows start the next one."""
+        self._open = None
+        with self._failing(segment):  # unfinished and no longer open, it must not keep a row
+            self._append(rows)
 
     def _moved(self, key: AttemptKey, wanted: Mapping[AttemptKey, Held]) -> Held:
         held = wanted.get(key)
