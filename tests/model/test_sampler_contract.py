@@ -72,7 +72,14 @@ class Mine(SamplerBase):
     def max_lag(self) -> int | None:
         return None
 
-    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
+    def admits(
+        self,
+        state: SamplerState,
+        groups: Groups,
+        *,
+        version: TrainerVersion,
+        acknowledged: TrainerVersion,
+    ) -> bool:
         return len(groups) < self.capacity_needed
 
     def select(
@@ -117,7 +124,7 @@ class EvictsAnything(Mine):
 class Random(Mine):
     calls = itertools.count()
 
-    def admits(self, state: Any, groups: Any, *, acknowledged: Any) -> bool:
+    def admits(self, state: Any, groups: Any, *, version: Any, acknowledged: Any) -> bool:
         return next(self.calls) % 2 == 0
 
 
@@ -130,7 +137,7 @@ class TooOld(Mine):
 class Starves(Mine):
     """Admits one step's worth and never again: forgets that steps consume admissions."""
 
-    def admits(self, state: Any, groups: Any, *, acknowledged: Any) -> bool:
+    def admits(self, state: Any, groups: Any, *, version: Any, acknowledged: Any) -> bool:
         return bool(state.admitted - state.credited < self.prompts_per_step)
 
 

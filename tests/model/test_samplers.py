@@ -68,7 +68,9 @@ def test_in_order_admits_batches_below_v_plus_lookahead_plus_one(
     lookahead: int, version: int, allowed: int
 ) -> None:
     sampler, state, count = InOrder(4, lookahead), counters("in_order"), 0
-    while sampler.admits(state, {}, acknowledged=TrainerVersion(version)):
+    while sampler.admits(
+        state, {}, version=TrainerVersion(version), acknowledged=TrainerVersion(version)
+    ):
         assert sampler.target(state) == count + 1
         state, count = sampler.admitted(state, 4), count + 1
     assert count == allowed
@@ -82,9 +84,11 @@ def test_counted_samplers_admit_below_p_times_window(
 ) -> None:
     sampler = kind(4, staleness)
     v = TrainerVersion(version)
-    assert sampler.admits(counters(admitted=allowed - 1), {}, acknowledged=v)
-    assert not sampler.admits(counters(admitted=allowed), {}, acknowledged=v)
-    assert sampler.admits(sampler.credited(counters(admitted=allowed), 1), {}, acknowledged=v)
+    assert sampler.admits(counters(admitted=allowed - 1), {}, version=v, acknowledged=v)
+    assert not sampler.admits(counters(admitted=allowed), {}, version=v, acknowledged=v)
+    assert sampler.admits(
+        sampler.credited(counters(admitted=allowed), 1), {}, version=v, acknowledged=v
+    )
     assert sampler.target(counters()) is None
 
 
@@ -96,13 +100,17 @@ def test_windowed_admits_below_its_population(
     P: int, ratio: float, staleness: int, population: int
 ) -> None:
     sampler = Windowed(P, staleness, over_sampling_ratio=ratio)
-    assert sampler.population == population
+    assert sampler.population(behind=0) == population
     states = (OPEN, COMPLETE, BUFFERED, CLAIMED)
     groups = table(*(make_group(i, state=states[i % 4]) for i in range(population)))
     groups |= table(make_group(900, state=APPLIED), make_group(901, state=REPLAY))
-    assert not sampler.admits(counters(admitted=10_000), groups, acknowledged=TrainerVersion(0))
+    assert not sampler.admits(
+        counters(admitted=10_000), groups, version=TrainerVersion(0), acknowledged=TrainerVersion(0)
+    )
     del groups[GroupId(0)]
-    assert sampler.admits(counters(admitted=10_000), groups, acknowledged=TrainerVersion(0))
+    assert sampler.admits(
+        counters(admitted=10_000), groups, version=TrainerVersion(0), acknowledged=TrainerVersion(0)
+    )
 
 
 @pytest.mark.parametrize("sampler", BUILT_IN)
@@ -290,3 +298,14 @@ def test_restored_counters_must_agree_with_the_groups() -> None:
             groups=table(make_group(5)),
             version=TrainerVersion(0),
         )
+
+
+def test_windowed_leaves_room_for_engines_that_lag_behind() -> None:
+    """A batch drawn before an acknowledgement starts old: drawing it in full would waste a part."""
+    sampler = Windowed(4, 1)
+    v1, v2, v3 = TrainerVersion(1), TrainerVersion(2), TrainerVersion(3)
+    groups = table(*(make_group(i) for i in range(4)))
+    assert sampler.admits(counters("windowed"), groups, version=v1, acknowledged=v1)
+    assert not sampler.admits(counters("windowed"), groups, version=v2, acknowledged=v1)
+    assert sampler.admits(counters("windowed"), {}, version=v2, acknowledged=v1)
+    assert not sampler.admits(counters("windowed"), {}, version=v3, acknowledged=v1)

@@ -49,8 +49,16 @@ class Sampler(Protocol):
     @property
     def max_lag(self) -> int | None: ...
 
-    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
-        """Whether one more batch may be drawn; `acknowledged` by every serving engine."""
+    def admits(
+        self,
+        state: SamplerState,
+        groups: Groups,
+        *,
+        version: TrainerVersion,
+        acknowledged: TrainerVersion,
+    ) -> bool:
+        """Whether one more batch may be drawn, for the trainer at `version` and engines that all
+        acknowledge `acknowledged` <= `version`."""
         ...
 
     def target(self, state: SamplerState) -> Step | None:

@@ -70,7 +70,14 @@ class InOrder(SamplerBase):
     def max_lag(self) -> int | None:
         return self.lookahead
 
-    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
+    def admits(
+        self,
+        state: SamplerState,
+        groups: Groups,
+        *,
+        version: TrainerVersion,
+        acknowledged: TrainerVersion,
+    ) -> bool:
         return state.batches < acknowledged + self.lookahead + 1
 
     def target(self, state: SamplerState) -> Step | None:
@@ -111,7 +118,14 @@ class _Counted(SamplerBase):
     def capacity_needed(self) -> int:
         return self.prompts_per_step * (self.max_staleness + 1)
 
-    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
+    def admits(
+        self,
+        state: SamplerState,
+        groups: Groups,
+        *,
+        version: TrainerVersion,
+        acknowledged: TrainerVersion,
+    ) -> bool:
         window = acknowledged + self.max_staleness + 1
         return state.admitted - state.credited < self.prompts_per_step * window
 
@@ -193,8 +207,11 @@ class ReadyFirst(_Counted):
 
 @dataclass(frozen=True)
 class Windowed(SamplerBase):
-    """A bounded population: admit while fewer than ceil(ratio x P x (S + 1)) groups hold permits.
+    """Bounded population: admit while fewer than ceil(ratio x P x (S + 1 - d)) permits are held.
 
+    d is how far the engines lag behind the trainer. A group drawn as the k-th of the population is
+    selected about k / P steps later and starts with lag d, so without the d a part of every batch
+    that was drawn before an acknowledgement would be generated only to be evicted.
     S8: `select` itself takes only w in [v - S, v]. L4: whatever falls out of the window is evicted
     (BUFFERED) or aborted (OPEN, COMPLETE), which makes room for groups of current weights; the
     bound is at least P, so a step can always fill up.
@@ -216,15 +233,21 @@ class Windowed(SamplerBase):
     def max_lag(self) -> int | None:
         return self.max_staleness
 
-    @property
-    def population(self) -> int:
-        """ceil(ratio x P x (S + 1)), in exact decimals: 1.1 x 10 is 11, not 11.000000000000002."""
+    def population(self, behind: int) -> int:
+        """ceil(ratio x P x (S + 1 - behind)), exactly: 1.1 x 10 is 11, not 11.000000000000002."""
         ratio = Fraction(repr(self.over_sampling_ratio))
-        return math.ceil(ratio * self.prompts_per_step * (self.max_staleness + 1))
+        return math.ceil(ratio * self.prompts_per_step * (self.max_staleness + 1 - behind))
 
-    def admits(self, state: SamplerState, groups: Groups, *, acknowledged: TrainerVersion) -> bool:
+    def admits(
+        self,
+        state: SamplerState,
+        groups: Groups,
+        *,
+        version: TrainerVersion,
+        acknowledged: TrainerVersion,
+    ) -> bool:
         live = sum(group.state in PERMIT_STATES for group in groups.values())
-        return live < self.population
+        return live < self.population(version - acknowledged)
 
     def select(
         self, groups: Groups, version: TrainerVersion, *, at_least: int, at_most: int

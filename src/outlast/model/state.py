@@ -116,9 +116,9 @@ class RecoveryState:
         count = min(self.sampler.batch_size, self._available)
         if not count or permits.free < count:
             return 0
-        groups = self.ledger.groups
-        return (
-            count if self.sampler.admits(self._counters, groups, acknowledged=acknowledged) else 0
+        groups, version = self.ledger.groups, self.version
+        return count * self.sampler.admits(
+            self._counters, groups, version=version, acknowledged=acknowledged
         )
 
     def admit(self, acknowledged: TrainerVersion) -> tuple[Group, ...]:

@@ -82,6 +82,7 @@ class Controller:
         self._board: Board | None = None
         self._stop_reason: str | None = None
         self._stop_deadline: float | None = None
+        self._step_abandoned = False
 
     @property
     def board(self) -> Board | None:
@@ -197,6 +198,7 @@ class Controller:
                 for name, pump in pumps.helpers().items():
                     tasks.create_task(pump(), name=name)
                 tasks.create_task(life.heartbeat(), name="heartbeat")
+                tasks.create_task(self._insist(board, workers), name="grace")
                 if pumps.validation is not None:
                     validation = tasks.create_task(pumps.validation.run(), name="validation")
                     await asyncio.wait(workers)
@@ -212,13 +214,32 @@ class Controller:
         await self._last_words(pumps)
         return await self._ending(life, Ending.FINISHED, "target reached or data exhausted")
 
+    async def _insist(self, board: Board, workers: list[asyncio.Task[None]]) -> None:
+        """After a stop request, leave workers behind that use up half of the grace (L3).
+
+        Nothing is lost by it: a step that was not applied happens again from the anchor.
+        """
+        while not board.over:
+            await board.waiting("grace", "a stop request")
+        if board.stopping is None:
+            return
+        _, late = await asyncio.wait(workers, timeout=self._grace_left() / 2)
+        for worker in late:
+            message = f"the {worker.get_name()} pump did not come to rest and is left behind"
+            self._bus.emit(events.Warned(message=message))
+            self._step_abandoned |= worker.get_name() == "train"
+            worker.cancel()
+
+    def _grace_left(self) -> float:
+        now = self._world.clock.monotonic()
+        deadline = self._stop_deadline or now + self._settings.grace_s
+        return max(0.0, deadline - now)
+
     async def _wind_down(self, life: Life, pumps: _Pumps) -> Outcome:
         """After a stop request: the last snapshot, if the grace allows it."""
         board = life.board
-        deadline = self._stop_deadline or self._world.clock.monotonic() + self._settings.grace_s
-        left = deadline - self._world.clock.monotonic()
         try:
-            async with asyncio.timeout(max(0.0, left)):
+            async with asyncio.timeout(self._grace_left()):
                 await self._last_words(pumps)
         except TimeoutError:
             message = "the grace ended before the last snapshot; the previous one stands"
@@ -227,10 +248,11 @@ class Controller:
 
     async def _last_words(self, pumps: _Pumps) -> None:
         """Make the trainer's version durable if it is not, then publish the last cut."""
-        await pumps.checkpoints.flush()
-        if pumps.checkpoints.behind:
-            pumps.checkpoints.request()
+        if not self._step_abandoned:  # else nobody knows which version the trainer holds
             await pumps.checkpoints.flush()
+            if pumps.checkpoints.behind:
+                pumps.checkpoints.request()
+                await pumps.checkpoints.flush()
         if self._settings.snapshot_interval_s is not None:
             await pumps.snapshots.attempt(final=True)
 

@@ -262,11 +262,11 @@ def _crowding(recipe: Recipe, cores: int | None) -> Iterator[str]:
             f"at most {permits} groups will be in flight"
         )
     sampler = _built(recipe)
-    if isinstance(sampler, Windowed) and sampler.population > permits:
+    if isinstance(sampler, Windowed) and sampler.population(behind=0) > permits:
         yield (
-            f"async_rl.max_buffered_rollouts {permits} is below the {sampler.population} groups "
-            "that windowed would admit: permits, not the window, bound how far generation runs "
-            "ahead"
+            f"async_rl.max_buffered_rollouts {permits} is below the "
+            f"{sampler.population(behind=0)} groups that windowed would admit: permits, not the "
+            "window, bound how far generation runs ahead"
         )
     threads = {"generation": recipe.generation.threads, "training": recipe.training.threads}
     if recipe.training.device != "cpu":

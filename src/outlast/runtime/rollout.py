@@ -217,6 +217,7 @@ class RolloutPump:
         while not state.ledger.groups[group_id].siblings[index].sealed:
             key = state.dispatch(group_id, index, version=board.acknowledged)
             kind = await self._attempt(key, item)
+            _stand_by_cancellation()
             if kind is None:
                 continue
             level = state.ledger.groups[group_id].level
@@ -318,6 +319,13 @@ class RolloutPump:
             )
         )
         board.changed.notify()
+
+
+def _stand_by_cancellation() -> None:
+    """An environment that swallowed our cancellation must not keep an abandoned sibling alive."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _row(key: AttemptKey, rollout: Rollout) -> Row:

@@ -110,8 +110,8 @@ def check_population(factory: Factory, rng: random.Random) -> None:
         for group_id in gone:
             found = groups[group_id].state
             assert found in allowed, f"{sampler.name}: {method} of group {group_id}, a {found} one"
-    verdict = sampler.admits(state, groups, acknowledged=version)
-    assert verdict == factory(P).admits(state, groups, acknowledged=version), (
+    verdict = sampler.admits(state, groups, version=version, acknowledged=version)
+    assert verdict == factory(P).admits(state, groups, version=version, acknowledged=version), (
         f"{sampler.name}: admits differs"
     )
     after = msgspec.json.encode(list(groups.values()))
@@ -178,7 +178,12 @@ class _Play:
         size, version = self.sampler.batch_size, TrainerVersion(self.acknowledged)
         if live + size > self.sampler.capacity_needed:
             return
-        if not self.sampler.admits(self.state, self.groups, acknowledged=version):
+        if not self.sampler.admits(
+            self.state,
+            self.groups,
+            version=TrainerVersion(self.version),
+            acknowledged=version,
+        ):
             return
         target = self.sampler.target(self.state)
         for _ in range(size):
