@@ -75,13 +75,14 @@ def test_the_newest_cut_is_named_whatever_its_kind() -> None:
 
 
 def test_the_restore_report_and_the_end_stay_on_the_screen() -> None:
-    _, above = rendered(samples.started(), samples.restored(), *run()[1:], ENDED)
+    panel, above = rendered(samples.started(), samples.restored(), *run()[1:], ENDED)
     assert "resumed from snapshot_000007 on trainer state step_12, taken 4.2 s ago" in above
     assert "402 finished responses, 48.2 k tokens, 31 whole groups" in above
     assert "96 responses to generate (96 were cut off)" in above
     assert "2 steps to replay from stored rows" in above
     assert "snapshot_000008: corrupt: state.json has another digest" in above
-    assert "finished at step 13 · reward 0.500 → 0.900" in above
+    assert "finished at step 13 · reward 0.500 → 0.900" in panel.splitlines()[-1]
+    assert "kill now" not in panel
 
 
 def test_before_the_run_starts_there_is_one_quiet_line() -> None:
@@ -90,6 +91,14 @@ def test_before_the_run_starts_there_is_one_quiet_line() -> None:
     nothing = events.RunEnded(reason="nothing_to_do", trainer_version=60, last_cut=None)
     panel, above = rendered(nothing)
     assert panel.strip() == "" and above == ""
+
+
+def test_a_resumed_life_says_what_stands_until_it_saves() -> None:
+    panel, _ = rendered(samples.started(2))
+    assert panel.splitlines()[-1].strip() == "loading"
+    panel, _ = rendered(samples.started(2), samples.restored())
+    assert "step      12 of 60" in panel
+    assert "nothing yet in this life; snapshot_000007 stands" in panel
 
 
 def plain(*stream: AnyEvent) -> list[str]:

@@ -274,14 +274,14 @@ def verify(
     verdicts: list[CutRow] = []
     with bar:
         for found in cuts:
-            verdict = row(listing, found, defect=_defect(run_dir, found, bar))
+            verdict = row(listing, found, defect=_defect(run_dir, found, bar=bar))
             if verdict.state is CutState.CORRUPT and not FILES.exists(run_dir / found.path):
                 continue  # a live run has retained it meanwhile
             verdicts.append(verdict)
     return tuple(verdicts)
 
 
-def _defect(run_dir: PurePosixPath, found: FoundCut, bar: Progress) -> str | None:
+def _defect(run_dir: PurePosixPath, found: FoundCut, *, bar: Progress) -> str | None:
     if found.manifest is None:
         return found.defect
     task = bar.add_task(found.path.name, total=found.bytes)

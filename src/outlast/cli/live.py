@@ -192,8 +192,6 @@ class LiveDisplay:
                 self._note(_Note(wall, text, type(event), report.trouble(event) is not None))
         if isinstance(event, events.Restored):
             self._console.print(Text(report.restore_report(event) + "\n"), soft_wrap=True)
-        elif isinstance(event, events.RunEnded) and self._progress.started is not None:
-            self._console.print(Text(report.end_line(self._progress, now=wall), style="bold"))
 
     def _note(self, note: _Note) -> None:
         """Keep the newest notes; of what happens all the time (saves) only the last one."""
@@ -211,6 +209,8 @@ class LiveDisplay:
         if progress.started is None:
             waiting = "" if progress.ended else "outlast  looking at what stands on disk"
             return [Text(waiting, style="dim")]
+        if _loading(progress):
+            return [_title(progress, width), Text(""), Text("loading", style="dim")]
         grid = Table.grid(padding=(0, 2), pad_edge=False)
         grid.add_column(min_width=LABEL_WIDTH, style="dim", no_wrap=True)
         grid.add_column(no_wrap=True, overflow="ellipsis")
@@ -219,6 +219,9 @@ class LiveDisplay:
         body: list[Table | Text] = [_title(progress, width), Text(""), grid]
         if self._notes:
             body += [Text(""), *(_note_line(note) for note in self._notes)]
+        if progress.ended is not None:
+            end = report.end_line(progress, now=progress.last_wall or now)
+            body += [Text(""), Text(end, style="bold")]
         return body
 
     def _rows(
@@ -233,9 +236,15 @@ class LiveDisplay:
         if gauges is not None:
             rows.append(("rollouts", _rollouts_cell(progress, gauges)))
         rows.append(("saved", _saved_cell(progress, now)))
-        if gauges is not None:
+        if gauges is not None and progress.ended is None:
             rows.append(("kill now", _cost_cell(gauges)))
         return rows
+
+
+def _loading(progress: Progress) -> bool:
+    """A later life that has not said yet where it goes on from."""
+    later = progress.started is not None and progress.started.incarnation > 1
+    return later and not progress.restored and not progress.gauges and not progress.last_step
 
 
 def _title(progress: Progress, width: int) -> Text:
@@ -305,7 +314,9 @@ def _rollouts_cell(progress: Progress, gauges: events.Gauges) -> Text:
 
 def _saved_cell(progress: Progress, now: float) -> Text:
     if progress.saved_wall is None:
-        return Text("nothing yet in this life", style="dim")
+        restored = progress.restored.snapshot if progress.restored else None
+        stands = f"; {restored} stands" if restored else ""
+        return Text(f"nothing yet in this life{stands}", style="dim")
     snapshot, checkpoint = progress.snapshot, progress.checkpoint
     newest = max(snapshot.sequence if snapshot else 0, checkpoint.sequence if checkpoint else 0)
     if checkpoint is not None and checkpoint.sequence == newest:
