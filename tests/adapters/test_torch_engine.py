@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from outlast.adapters.engines.torch_engine import TorchEngine
-from outlast.adapters.torch_model import load_model, named_state, stop_token_ids
+from outlast.adapters.torch_model import load_model, named_state
 from outlast.config.schema import GenerationSection
-from outlast.errors import DataFailure, InfrastructureFailure, InvariantError, RecipeError
+from outlast.errors import DataFailure, InfrastructureFailure, InvariantError
 from outlast.model.ids import Incarnation, TrainerVersion, WeightVersion
 from outlast.ports import GenerationRequest, SamplingParams, Weights
 from tests.adapters.models import VOCABULARY
@@ -212,20 +212,6 @@ def test_a_dying_thread_fails_everybody_and_hangs_nobody(models: dict[str, Path]
             await engine.fence(ONE)
 
     with_engine(models["llama"], test)
-
-
-def test_a_directory_that_is_no_model_is_named(tmp_path: Path) -> None:
-    generation = GenerationSection()
-    with pytest.raises(RecipeError, match=r"config\.json and .*safetensors"):
-        TorchEngine(model_path=str(tmp_path), generation=generation)
-    with pytest.raises(RecipeError, match="not a directory"):
-        TorchEngine(model_path=str(tmp_path / "nothing"), generation=generation)
-    with pytest.raises(RecipeError, match="builtin:huge"):
-        TorchEngine(model_path="builtin:huge", generation=generation)
-
-
-def test_stop_ids_of_a_directory(models: dict[str, Path]) -> None:
-    assert stop_token_ids(models["llama"]) == (1,)
 
 
 def test_builtin_tiny_answers_its_own_task() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -22,6 +23,10 @@ State = Mapping[str, Tensor]
 """Parameters (tied ones once) and persistent buffers by Hugging Face name."""
 
 BUILTIN = "builtin:"
+
+TRANSFORMERS = threading.RLock()
+"""Held while transformers builds anything. It patches torch for the whole process while it loads:
+two loads at once, engine's and trainer's, have left weights on the meta device and ties undone."""
 
 
 def resolve_model_directory(path: str) -> Path:
@@ -62,11 +67,13 @@ def _builtin(path: str) -> Path:
 
 def load_config(directory: Path) -> Any:
     """The transformers config of a model directory. Raises RecipeError when it is not readable."""
-    _go_offline()
-    from transformers import AutoConfig
-
+    # A local directory needs no hub; this also keeps transformers from probing for one.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True)
+        with TRANSFORMERS:
+            from transformers import AutoConfig
+
+            return AutoConfig.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise RecipeError(f"model.path: {directory}/config.json is not usable: {error}") from error
 
@@ -75,33 +82,49 @@ def load_model(directory: Path) -> torch.nn.Module:
     """The model of `directory` in float32 on the CPU, in eval mode (no dropout anywhere).
 
     The sampler has no dropout, so the trainer has none either: their logprobs must agree.
+    Raises RecipeError when it cannot be loaded or when weights are missing from its files.
     """
     config = load_config(directory)
+    try:
+        with TRANSFORMERS:
+            model, report = _from_pretrained(directory, config)
+    except (OSError, ValueError, ImportError) as error:
+        raise RecipeError(f"model.path: {directory} cannot be loaded: {error}") from error
+    absent = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if absent:
+        raise RecipeError(
+            f"model.path: {directory} is incomplete: no usable weights for {', '.join(absent[:3])}"
+            f"{' ...' if len(absent) > 3 else ''}; save the whole model with save_pretrained()"
+        )
+    return model.eval()
+
+
+def _from_pretrained(directory: Path, config: Any) -> tuple[torch.nn.Module, Any]:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    try:
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise RecipeError(f"model.path: {directory} cannot be loaded: {error}") from error
-    return model.eval()
+    auto: Any = AutoModelForCausalLM  # its types do not know `output_loading_info`
+    loaded: tuple[torch.nn.Module, Any] = auto.from_pretrained(
+        directory,
+        config=config,
+        local_files_only=True,
+        use_safetensors=True,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        output_loading_info=True,
+    )
+    return loaded
 
 
 def empty_model(config: Any, *, dtype: torch.dtype) -> torch.nn.Module:
     """A model of `config` whose weights are still to be loaded."""
-    from transformers import AutoModelForCausalLM
+    with TRANSFORMERS:
+        from transformers import AutoModelForCausalLM
 
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(
-        config, dtype=dtype, attn_implementation="sdpa"
-    )
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation="sdpa"
+        )
     return model.eval()
 
 
@@ -153,8 +176,3 @@ def stop_token_ids(directory: Path) -> tuple[int, ...]:
 
 def _ints(value: int | list[int]) -> Iterator[int]:
     yield from [value] if isinstance(value, int) else value
-
-
-def _go_offline() -> None:
-    # A local directory needs no hub; this also keeps transformers from probing for one.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")

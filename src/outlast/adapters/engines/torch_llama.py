@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outlast.adapters.torch_model import State, check_state
+from outlast.adapters.torch_model import TRANSFORMERS, State, check_state
 from outlast.rows import Int32
 
 LENGTH_BLOCK = 64
@@ -88,9 +88,10 @@ class LlamaDecoder:
         )
 
     def _rotary(self, config: Any) -> tuple[Tensor, Tensor]:
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+        with TRANSFORMERS:
+            from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-        rotary: Any = LlamaRotaryEmbedding(config)
+            rotary: Any = LlamaRotaryEmbedding(config)
         positions = torch.arange(self.max_length)[None]
         cos, sin = rotary(torch.zeros(1), positions)
         return cos[0].to(**self._new), sin[0].to(**self._new)
