@@ -5,8 +5,10 @@ May import: everything below the command line, when it runs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Never
 
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
     from outlast.cli.live import Display
     from outlast.config.load import LoadedRecipe
     from outlast.runtime.controller import Outcome
+    from outlast.telemetry.bus import Sink
 
 RUNS = Path("runs")
 
 
 def train(
+    *,
     recipe: Annotated[
         str | None, typer.Argument(help="Recipe file; none: the built-in demo.", show_default=False)
     ] = None,
@@ -41,6 +45,10 @@ def train(
         bool, typer.Option("--take-over", help="Overrule a fresh lock of another host.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines.")] = False,
+    tape: Annotated[
+        Path | None,
+        typer.Option(help="Also write every event to this file at once, for an outside observer."),
+    ] = None,
     preempt_exit_code: Annotated[
         int, typer.Option(min=0, max=255, help="Exit code after SIGTERM.")
     ] = int(Exit.PREEMPTED),
@@ -57,8 +65,8 @@ def train(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _too_early)
     try:
-        with _display(loaded, as_json=as_json) as display:
-            outcome = run_training(loaded, launch, sinks=(display,))
+        with _display(loaded, as_json=as_json) as display, _taped(tape) as taped:
+            outcome = run_training(loaded, launch, sinks=(*taped, display))
     except Preempted as error:
         typer.echo(f"outlast: {error}", err=True)
         raise typer.Exit(preempt_exit_code) from None
@@ -88,6 +96,21 @@ def _display(loaded: LoadedRecipe, *, as_json: bool) -> Display:
     if as_json or loaded.recipe.telemetry.console:
         return open_display(as_json=as_json)
     return Silent()
+
+
+@contextlib.contextmanager
+def _taped(path: Path | None) -> Iterator[tuple[Sink, ...]]:
+    """The tape, first among the sinks; nothing without `--tape`."""
+    if path is None:
+        yield ()
+        return
+    from outlast.cli.tape import Tape
+
+    tape = Tape(path)
+    try:
+        yield (tape,)
+    finally:
+        tape.close()
 
 
 def _too_early(number: int, _: FrameType | None) -> Never:

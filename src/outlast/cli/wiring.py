@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from outlast.adapters.prompts.build import build_prompts
+from outlast.cli.failpoints import from_environment
 from outlast.config.load import LoadedRecipe
 from outlast.config.schema import Recipe
 from outlast.durable.files import PosixFiles
@@ -52,7 +53,7 @@ class Launch:
 def run_training(loaded: LoadedRecipe, launch: Launch, *, sinks: Sequence[Sink] = ()) -> Outcome:
     """Start or resume the run and drive it to its end. Blocks; raises what ends the run."""
     recipe = loaded.recipe
-    world = real_world(seed=recipe.seed)
+    world = real_world(seed=recipe.seed, perhaps=from_environment())
     files = _RunFiles(recipe, launch.run_dir)
     bus = Bus(world.clock, *sinks, files)
     try:

@@ -192,6 +192,7 @@ class Publisher:
     def _sync_log(self, cut: Cut) -> None:
         if cut.log.incarnation == self._incarnation:
             self._log.sync(cut.log.length)
+            self._world.perhaps("log.synced")
 
     def _manifest(
         self,

@@ -98,10 +98,12 @@ class CheckpointPump:
         self._staged = True
         board.changed.notify()
         staged_at = clock.monotonic()
+        board.world.perhaps("checkpoint.staged")
         tree = await self._store.open_checkpoint(pending.cut)
         try:
             await staged.write(tree.foreign)
             written_at = clock.monotonic()
+            board.world.perhaps("checkpoint.written")
             async with board.publishing:
                 keys = pending.cut.row_keys
                 rows = await self._plane.save(pending.handle, keys, tree.rows, link=False)
@@ -111,6 +113,7 @@ class CheckpointPump:
             raise
         finally:
             pending.handle.close()
+        board.world.perhaps("checkpoint.published")
         self._became_durable(pending.cut)
         board.bus.emit(
             events.CheckpointPublished(

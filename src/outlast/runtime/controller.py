@@ -138,12 +138,14 @@ class Controller:
         await engine.start()
         await engine.fence(life.incarnation)
         await trainer.start(life.trainer_directory, board.state.version)
+        self._world.perhaps("start.trainer_loaded")
         pumps = self._wire(board, life, plane=plane, trainer=trainer)
         await pumps.weights.push()
         if settings.must_save_by_s is not None:
             loop = asyncio.get_running_loop()
             loop.call_later(settings.must_save_by_s, self.stop, "checkpoint_must_save_by")
         life.report(board)
+        self._world.perhaps("start.ready")
         return pumps
 
     def _wire(self, board: Board, life: Life, *, plane: DataPlane, trainer: Trainer) -> _Pumps:
@@ -248,6 +250,7 @@ class Controller:
 
     async def _last_words(self, pumps: _Pumps) -> None:
         """Make the trainer's version durable if it is not, then publish the last cut."""
+        self._world.perhaps("stop.drained")
         if not self._step_abandoned:  # else nobody knows which version the trainer holds
             await pumps.checkpoints.flush()
             if pumps.checkpoints.behind:
@@ -255,6 +258,7 @@ class Controller:
                 await pumps.checkpoints.flush()
         if self._settings.snapshot_interval_s is not None:
             await pumps.snapshots.attempt(final=True)
+        self._world.perhaps("stop.saved")
 
     async def _ending(self, life: Life, ending: Ending, reason: str) -> Outcome:
         board = life.board

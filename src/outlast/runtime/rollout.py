@@ -121,6 +121,7 @@ class RolloutPump:
                 groups=tuple(g.id for g in admitted), target_step=admitted[0].target_step
             )
         )
+        board.world.perhaps("rollout.admitted")
         for group in admitted:
             self._launch(tasks, group)
 
@@ -158,6 +159,7 @@ class RolloutPump:
             tokens = sum(receipt.response_tokens for receipt in group.receipts())
             mean = sum(rewards) / len(rewards)
             board.bus.emit(events.GroupCommitted(group=group_id, reward_mean=mean, tokens=tokens))
+            board.world.perhaps("rollout.committed")
         board.changed.notify()
 
     async def _fill(self, group_id: GroupId) -> bool:
@@ -318,6 +320,7 @@ class RolloutPump:
                 seconds=seconds,
             )
         )
+        board.world.perhaps("rollout.after_seal")
         board.changed.notify()
 
 

@@ -117,10 +117,12 @@ class SnapshotPump:
 
     async def _publish(self, taken: _Taken, *, final: bool) -> None:
         board, clock = self._board, self._board.world.clock
+        board.world.perhaps("snapshot.cut")
         tree = await self._store.open_snapshot(taken.cut)
         try:
             rows = await self._plane.save(taken.handle, taken.cut.row_keys, tree.rows, link=True)
             saved_at = clock.monotonic()
+            board.world.perhaps("snapshot.rows_saved")
             published = await self._store.commit(tree, taken.cut, rows)
         except BaseException:
             await self._store.abandon(tree)

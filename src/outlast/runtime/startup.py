@@ -166,8 +166,10 @@ class Life:
 
     async def load_rows(self, plane: DataPlane) -> None:
         """Fill the plane with exactly the rows that the restored cut names."""
+        self._world.perhaps("start.planned")
         if self._loaded is not None:
             await plane.load(Path(self._loaded.rows), self._loaded.cut.row_keys)
+        self._world.perhaps("start.loaded")
 
     # ----------------------------------------------------------------------------- adoption
 
@@ -184,6 +186,7 @@ class Life:
             world=world,
         )
         self._adopted = True
+        world.perhaps("start.adopted")
         self._held.beat(adoption.record.number)
         self._next_sequence = adoption.record.first_sequence
         self._log = ConsumptionLog(
@@ -213,6 +216,7 @@ class Life:
         for warning in await world.offload(publisher.sweep):
             self._bus.emit(events.Warned(message=warning))
         await world.offload(self._write_identity)
+        world.perhaps("start.swept")
         self._bus.emit(
             events.RunStarted(
                 run=adoption.run.run,

@@ -78,9 +78,12 @@ class TrainPump:
             groups = self._claim(current, chunk)
             if await self._interruptible(self._trainer.accumulate(_metadata(groups))) is False:
                 return False
+            board.world.perhaps("train.accumulated")
         if not await self._checkpoints.ready():
             return False
+        board.world.perhaps("train.before_finish")
         outcome = await self._trainer.finish_step()
+        board.world.perhaps("train.after_finish")
         self._apply(current, outcome, began=began)
         return True
 
@@ -173,6 +176,7 @@ class TrainPump:
                 train_s=board.world.clock.monotonic() - began - current.wait_s,
             )
         )
+        board.world.perhaps("train.applied")
         board.changed.notify()
 
 

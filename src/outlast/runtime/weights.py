@@ -41,8 +41,10 @@ class WeightsPump:
         board = self._board
         async with board.weights_gate:
             began = board.world.clock.monotonic()
+            board.world.perhaps("weights.before_push")
             weights = await self._trainer.weights(self._incarnation)
             acknowledged = await self._engine.update_weights(weights)
+            board.world.perhaps("weights.pushed")
             if acknowledged != weights.version:
                 raise InvariantError(
                     f"the engine acknowledged {acknowledged} for a push of {weights.version}"
