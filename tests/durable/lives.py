@@ -111,7 +111,7 @@ class Life:
     def __post_init__(self) -> None:
         run_dir = PurePosixPath(self.path)
         listing = read_run(FILES, run_dir, verify="manifest")
-        loaded = newest_cut(FILES, run_dir, listing).loaded
+        loaded = newest_cut(FILES, run_dir, listing=listing).loaded
         born = adopt(
             FILES,
             run_dir,

@@ -21,6 +21,7 @@ SHOWN_MAX = 20
 
 
 def audit(
+    *,
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:

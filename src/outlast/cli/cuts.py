@@ -176,7 +176,7 @@ def _cells(r: CutRow) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------- showing
 
 
-def contents(run_dir: PurePosixPath, listing: RunListing, found: FoundCut) -> Contents:
+def contents(run_dir: PurePosixPath, found: FoundCut, *, listing: RunListing) -> Contents:
     """Verify a cut's rollout files and say what they hold. Raises CorruptData, DiskError."""
     loaded = load_cut(FILES, run_dir, found)
     cut, base = loaded.cut, row(listing, found)
@@ -256,7 +256,7 @@ def _cursor(c: Contents) -> str:
 
 
 def verify(
-    run_dir: PurePosixPath, listing: RunListing, cuts: Iterable[FoundCut], *, quiet: bool
+    run_dir: PurePosixPath, cuts: Iterable[FoundCut], *, listing: RunListing, quiet: bool
 ) -> tuple[CutRow, ...]:
     """Digest every byte of the cuts, one after the other, with a progress bar on a terminal."""
     console = Console(stderr=True)

@@ -41,9 +41,9 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours_rest:02d} h" if days else f"{hours} h {minutes_rest:02d} m"
 
 
-def plural(number: int, one: str, many: str | None = None) -> str:
+def plural(number: int, one: str) -> str:
     """``1 group``, ``3 groups``; thousands are kept apart."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {one if number == 1 else one + 's'}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -80,10 +80,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Cuts that cannot be used."""
 
 
-def inspect_run(run: Path, run_dir: PurePosixPath, listing: RunListing) -> Status:
+def inspect_run(run: Path, listing: RunListing) -> Status:
     """Judge a run directory. Raises DiskError."""
-    newest = listing.incarnations[-1] if listing.incarnations else None
-    state, reason = _state(run_dir, listing, newest)
+    run_dir = PurePosixPath(run.absolute())
+    newest = _newest_life(listing)
+    state, reason = _state(run_dir, listing)
     told = None if newest is None else read_progress(run, newest.number)
     told = Progress() if told is None else told
     saved = _newest(run_dir, listing)
@@ -134,11 +135,14 @@ def _lost(told: Progress) -> int | None:
 # --------------------------------------------------------------------------------------- state
 
 
-def _state(
-    run_dir: PurePosixPath, listing: RunListing, newest: IncarnationRecord | None
-) -> tuple[RunState, str | None]:
+def _newest_life(listing: RunListing) -> IncarnationRecord | None:
+    return listing.incarnations[-1] if listing.incarnations else None
+
+
+def _state(run_dir: PurePosixPath, listing: RunListing) -> tuple[RunState, str | None]:
     if _held(run_dir, listing):
         return RunState.RUNNING, None
+    newest = _newest_life(listing)
     if newest is None:
         return RunState.EMPTY, None
     end = next((end for end in listing.ends if end.number == newest.number), None)
@@ -193,7 +197,7 @@ class _Saved:
 def _newest(run_dir: PurePosixPath, listing: RunListing) -> _Saved:
     for found in reversed(lineage_cuts(listing)):
         try:
-            cut = peek_cut(FILES, run_dir, found)
+            cut = peek_cut(FILES, run_dir, found=found)
         except CorruptData:
             continue
         assert found.manifest is not None

@@ -23,6 +23,7 @@ class Action(StrEnum):
 
 
 def snapshots(
+    *,
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     action: Annotated[Action, typer.Argument(help="list, show ID or verify [ID].")] = Action.LIST,
     cut: Annotated[
@@ -42,11 +43,11 @@ def snapshots(
         print_json(rows) if as_json else typer.echo(cuts.table(rows, listing))
     elif action is Action.SHOW:
         found = wanted or cuts.newest(listing)
-        contents = cuts.contents(run_dir, listing, found)
+        contents = cuts.contents(run_dir, found, listing=listing)
         print_json(contents) if as_json else typer.echo(cuts.view(contents))
     else:
         asked = listing.cuts if wanted is None else (wanted,)
-        verdicts = cuts.verify(run_dir, listing, asked, quiet=as_json)
+        verdicts = cuts.verify(run_dir, asked, listing=listing, quiet=as_json)
         if as_json:
             print_json(verdicts)
         else:

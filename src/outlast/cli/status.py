@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def status(
+    *,
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -22,8 +23,8 @@ def status(
     from outlast.cli.inspect import inspect_run
     from outlast.cli.output import open_run, print_json
 
-    run_dir, listing = open_run(run)
-    found = inspect_run(run, run_dir, listing)
+    _, listing = open_run(run)
+    found = inspect_run(run, listing)
     print_json(found) if as_json else typer.echo(_text(found))
 
 

@@ -86,7 +86,7 @@ def audit_run(files: Files, run_dir: PurePosixPath) -> AuditReport:
     Raises CorruptData for damaged run or incarnation records, UnsupportedFormat, DiskError.
     """
     listing = read_run(files, run_dir, verify="manifest")
-    newest = newest_cut(files, run_dir, listing)
+    newest = newest_cut(files, run_dir, listing=listing)
     loaded = newest.loaded
     account = _Account()
     chain: tuple[LogPosition, ...] = ()
@@ -97,14 +97,14 @@ def audit_run(files: Files, run_dir: PurePosixPath) -> AuditReport:
         except CorruptData as error:
             account.violation(str(error))
         for position in chain:
-            account.life(position, _records(files, run_dir, position, account))
+            account.life(position, _records(files, run_dir, position=position, account=account))
         account.close(loaded.cut)
         account.check_histories(listing, chain)
     return _report(listing, newest, chain=chain, account=account)
 
 
 def _records(
-    files: Files, run_dir: PurePosixPath, position: LogPosition, account: _Account
+    files: Files, run_dir: PurePosixPath, *, position: LogPosition, account: _Account
 ) -> tuple[JournalRecord, ...]:
     try:
         return read_log(files, names.RunPaths(run_dir).consumption, position)
@@ -172,19 +172,19 @@ class _Account:
         self.steps[record.step] = record
         self.histories[record.step] = record.history
         for group, prompt in zip(record.groups, record.refs, strict=False):
-            if self._settle(group, prompt, f"{where}: group {group}"):
+            if self._settle(group, prompt, where=f"{where}: group {group}"):
                 self.trained[group] = record.step
 
     def _dropped(self, record: Dropped) -> None:
         where = f"{self._where}: dropped group {record.group}"
-        if self._settle(record.group, record.ref, where):
+        if self._settle(record.group, record.ref, where=where):
             self.dropped[record.group] = str(record.reason)
 
     def _replayed(self, record: Replayed) -> None:
         if record.step not in self.steps:
             self.violation(f"{self._where}: replayed step {record.step}, which nobody applied")
 
-    def _settle(self, group: GroupId, prompt: PromptRef, where: str) -> bool:
+    def _settle(self, group: GroupId, prompt: PromptRef, *, where: str) -> bool:
         """Check one settled group; False when it was settled before."""
         self.datasets.add(prompt.dataset)
         if group < 0:

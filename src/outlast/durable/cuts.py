@@ -30,7 +30,7 @@ class Newest:
     """(name, reason) of each newer cut that is damaged."""
 
 
-def newest_cut(files: Files, run_dir: PurePosixPath, listing: RunListing) -> Newest:
+def newest_cut(files: Files, run_dir: PurePosixPath, *, listing: RunListing) -> Newest:
     """Try the cuts of the lineage, newest first. Raises UnsupportedFormat or DiskError."""
     rejected = [
         (found.path.name, found.defect or "its manifest is unreadable")
@@ -70,7 +70,7 @@ def read_chain(listing: RunListing, manifest: Manifest) -> tuple[LogPosition, ..
         chain.append(position)
 
 
-def peek_cut(files: Files, run_dir: PurePosixPath, found: FoundCut) -> Cut:
+def peek_cut(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> Cut:
     """The state of a cut without its rows: only state.json is verified. For a quick look.
 
     Raises CorruptData, UnsupportedFormat or DiskError.
