@@ -86,7 +86,7 @@ def test_s1_apply_refuses_groups_of_another_step() -> None:
     state, _ = run_state(in_order())
     fill(state, state.admit(V0))
     state.claim(state.select(at_least=2, at_most=2), Step(7))
-    with pytest.raises(InvariantError, match="another step"):
+    with pytest.raises(InvariantError, match=r"step 1 finishes over groups claimed for \[7\]"):
         state.apply([GroupId(0), GroupId(1)], chunks=[2], outcome={})
 
 
@@ -120,6 +120,47 @@ def test_steps_above_the_restored_trainer_wait_for_replay() -> None:
     assert restored.history == "0" * 64
     assert {g.state for g in restored.ledger.groups.values()} == {GroupState.REPLAY}
     assert restored.ledger.permits.held == 0
+    assert [r.step for r in restored.steps.to_replay] == [1]
+    check_cut(cut_of(restored), restored.order)
+
+
+def test_s1_a_replayed_step_reaches_the_same_history_and_is_not_counted_twice() -> None:
+    state, _ = run_state(in_order())
+    fill(state, state.admit(V0))
+    fill(state, state.admit(V0))
+    train(state, 2)
+    train(state, 2)
+    restored = restart(state, cut_of(state), anchor=bootstrap(state))
+    with pytest.raises(InvariantError, match="2 steps still to replay"):
+        restored.steps.finish([], chunks=[], outcome={})
+    first = restored.replay({"loss": 0.5})
+    half = cut_of(restored)
+    assert (first.step, [r.step for r in half.applied_steps]) == (1, [1, 2])
+    again = restart(restored, half)
+    assert [r.step for r in again.steps.to_replay] == [1, 2]
+    restored.replay({"loss": 0.5})
+    assert (restored.version, restored.history) == (state.version, state.history)
+    assert restored.ledger.settled.trained == 0
+    restored.durable(TrainerVersion(2))
+    assert restored.ledger.settled.trained == 4
+    journal = restored._journal
+    assert isinstance(journal, ListJournal)
+    assert [type(r).__name__ for r in journal.records] == ["Replayed", "Replayed"]
+
+
+def test_a_bundled_cut_taken_during_replay_keeps_what_is_still_to_replay() -> None:
+    state, _ = run_state(in_order())
+    fill(state, state.admit(V0))
+    fill(state, state.admit(V0))
+    train(state, 2)
+    train(state, 2)
+    restored = restart(state, cut_of(state), anchor=bootstrap(state))
+    restored.replay({})
+    bundled = covered(cut_of(restored))
+    check_cut(bundled, restored.order)
+    later = restart(restored, bundled)
+    assert later.version == 1
+    assert [r.step for r in later.steps.to_replay] == [2]
 
 
 def test_durable_settles_the_steps_it_covers_and_only_those() -> None:

@@ -101,7 +101,7 @@ class Cut(_Record, frozen=True, kw_only=True):
     sampler: SamplerState
     settled: SettledCounts
     applied_steps: tuple[StepRecord, ...]
-    """Steps above the anchor (and, in a bundled cut, the step it covers), in order."""
+    """Steps above the anchor, in order: APPLIED up to the trainer version, REPLAY above it."""
     shortfalls: dict[str, int]
     """Target step -> prompts given up for good, which the step must not wait for."""
     owed: dict[str, int]
@@ -138,12 +138,13 @@ def covered(cut: Cut) -> Cut:
     Groups that its steps trained leave the ledger, so their rows are not saved again.
     """
     kept = tuple(group for group in cut.groups if group.state is not GroupState.APPLIED)
+    later = tuple(r for r in cut.applied_steps if r.step > cut.trainer_version)
     trained = cut.settled.trained + len(cut.groups) - len(kept)
     return msgspec.structs.replace(
         cut,
         groups=kept,
         settled=msgspec.structs.replace(cut.settled, trained=trained),
-        applied_steps=(),
+        applied_steps=later,
         anchor=Anchor(kind=AnchorKind.CHECKPOINT, version=cut.trainer_version, history=cut.history),
     )
 
@@ -192,22 +193,27 @@ def check_group(group: Group) -> None:
 
 
 def _check_steps(cut: Cut) -> None:
-    by_step: dict[Step, list[GroupId]] = {}
+    """Records and groups of the steps above the anchor say the same, without a gap."""
+    held: dict[tuple[Step, GroupState], list[GroupId]] = {}
     for group in cut.groups:
         if group.state in (GroupState.APPLIED, GroupState.REPLAY) and group.step is not None:
-            by_step.setdefault(group.step, []).append(group.id)
-    recorded = {r.step: sorted(r.groups) for r in cut.applied_steps}
-    held = {step: sorted(ids) for step, ids in by_step.items()}
-    _require(held == recorded, f"S1: APPLIED groups {held} differ from step records {recorded}")
-    if cut.applied_steps:
-        last = cut.applied_steps[-1]
-        _require(last.history == cut.history, "S7: history of the last step is not the cut's")
-    steps = [int(r.step) for r in cut.applied_steps]
-    top = int(cut.trainer_version)
+            held.setdefault((group.step, group.state), []).append(group.id)
+    top = cut.trainer_version
+    recorded = {
+        (r.step, GroupState.APPLIED if r.step <= top else GroupState.REPLAY): sorted(r.groups)
+        for r in cut.applied_steps
+    }
+    found = {key: sorted(ids) for key, ids in held.items()}
+    _require(found == recorded, f"S1: applied groups {found} differ from step records {recorded}")
+    steps = [int(record.step) for record in cut.applied_steps]
+    first = int(cut.anchor.version) + 1
     _require(
-        steps == list(range(top - len(steps) + 1, top + 1)),
-        f"S1: applied steps {steps} do not lead up to version {top}",
+        steps == list(range(first, first + len(steps))) and len(steps) >= top - first + 1,
+        f"S1: applied steps {steps} do not lead from {cut.anchor} to version {top}",
     )
+    at = {int(record.step): record.history for record in cut.applied_steps}
+    history = at.get(int(top), cut.anchor.history)
+    _require(history == cut.history, "S7: the history of the last step is not the cut's")
 
 
 def _require(condition: bool, message: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from outlast.errors import InvariantError
 from outlast.model.budgets import Budgets
 from outlast.model.cursor import DatasetCursor, DatasetOrder
-from outlast.model.cut import GENESIS, Anchor, Cut, SamplerState
+from outlast.model.cut import Anchor, Cut, SamplerState
 from outlast.model.duties import Duties
 from outlast.model.groups import (
     DrawnPrompt,
@@ -23,7 +23,6 @@ from outlast.model.groups import (
     Receipt,
     StepRecord,
 )
-from outlast.model.history import extend_history
 from outlast.model.ids import (
     AttemptKey,
     GroupId,
@@ -31,15 +30,14 @@ from outlast.model.ids import (
     SiblingIndex,
     Step,
     TrainerVersion,
-    next_step,
-    version_after,
 )
 from outlast.model.ids import Sequence as CutSequence
-from outlast.model.journal import Applied, Dropped, Journal
+from outlast.model.journal import Applied, Dropped, Journal, Replayed
 from outlast.model.ledger import Ledger, Verdict
 from outlast.model.permits import Permits
 from outlast.model.plan import RunPlan
 from outlast.model.sampler_base import Sampler, check_restored, check_selection
+from outlast.model.steps import StepBook
 from outlast.model.table import Event
 
 
@@ -58,9 +56,7 @@ class RecoveryState:
         self._cursor = self._cursor_at(0)
         self._counters = SamplerState(name=sampler.name, admitted=0, credited=0, batches=0, own={})
         self.ledger = Ledger(incarnation=incarnation, permits=Permits(plan.capacity))
-        self.version = TrainerVersion(0)
-        self.history = GENESIS
-        self._steps: list[StepRecord] = []
+        self.steps = StepBook()
         self._reserve: list[DrawnPrompt] = []
         self._budgets = Budgets(plan)
         self._next_position = 0
@@ -95,16 +91,25 @@ class RecoveryState:
             groups=cut.groups,
             settled=cut.settled,
         )
-        state.version, state.history = anchor.version, anchor.history
-        state._steps = [r for r in cut.applied_steps if r.step > anchor.version]
+        state.steps = StepBook.restored(cut, anchor)
         state._reserve = list(cut.reserve)
         state._budgets = Budgets.restored(plan, cut)
         state._next_position = cut.next_position
         state.duties, state.tokens_per_s = Duties(cut), cut.tokens_per_s
         for group in cut.groups:
             state.ledger.reopen(group.id, anchor_step=anchor.version, abrupt=abrupt)
-        check_restored(sampler, state._counters, groups=state.ledger.groups, version=state.version)
+        check_restored(
+            sampler, state._counters, groups=state.ledger.groups, version=state.steps.top
+        )
         return state
+
+    @property
+    def version(self) -> TrainerVersion:
+        return self.steps.version
+
+    @property
+    def history(self) -> str:
+        return self.steps.history
 
     # -------------------------------------------------------------------------------- drawing
 
@@ -285,41 +290,32 @@ class RecoveryState:
         `groups` are in training order.
         """
         self.mutations += 1
-        step = next_step(self.version)
         held = [self.ledger.groups[group] for group in groups]
-        if any(group.step != step for group in held):
-            raise InvariantError(f"step {step} applies groups claimed for another step")
-        rows = tuple(receipt.digest for group in held for receipt in group.receipts())
-        record = StepRecord(
-            step=step,
-            groups=tuple(groups),
-            chunks=tuple(chunks),
-            rows=rows,
-            history=extend_history(self.history, step=step, groups=groups, rows=rows),
-            outcome=outcome,
-        )
+        record = self.steps.finish(held, chunks=chunks, outcome=outcome)
         for group in groups:
             self.ledger.apply(group)
-        self._steps.append(record)
-        self.version, self.history = version_after(step), record.history
-        self._budgets.step_done(step)
+        self._budgets.step_done(record.step)
+        refs = tuple(group.prompt for group in held)
         self._journal.append(
-            Applied(
-                step=step,
-                groups=tuple(groups),
-                refs=tuple(group.prompt for group in held),
-                history=record.history,
-            )
+            Applied(step=record.step, groups=record.groups, refs=refs, history=record.history)
         )
+        return record
+
+    def replay(self, outcome: dict[str, float]) -> StepRecord:
+        """The oldest step to replay was executed again; it is not counted as trained twice."""
+        self.mutations += 1
+        record = self.steps.replayed()
+        for group in record.groups:
+            self.ledger.apply(group)
+        self._journal.append(Replayed(step=record.step, outcome=outcome))
         return record
 
     def durable(self, version: TrainerVersion) -> None:
         """A durable trainer checkpoint at `version` exists: steps up to it are trained for good."""
         self.mutations += 1
-        for record in [r for r in self._steps if r.step <= version]:
+        for record in self.steps.cover(version):
             for group in record.groups:
                 self.ledger.durable(group)
-            self._steps.remove(record)
 
     def end_of_data(self) -> int:
         """Drop a remainder too small for a step that nothing more can join; returns its size."""
@@ -352,7 +348,7 @@ class RecoveryState:
             reserve=tuple(self._reserve),
             sampler=self._counters,
             settled=self.ledger.settled,
-            applied_steps=tuple(self._steps),
+            applied_steps=self.steps.records,
             shortfalls=self._budgets.shortfalls,
             owed=self._budgets.owed,
             skipped_prompts=self._budgets.skipped,
