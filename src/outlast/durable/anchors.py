@@ -11,8 +11,9 @@ from pathlib import PurePosixPath
 
 from outlast.durable import names
 from outlast.durable.files import Files, make_directory
-from outlast.durable.manifest import BootstrapRecord, FoundCut, Manifest, encode
+from outlast.durable.manifest import BootstrapRecord, FoundCut, Manifest
 from outlast.durable.publish import publish_file
+from outlast.durable.sealed import seal
 from outlast.errors import ForeignRun
 from outlast.model.cut import AnchorKind
 from outlast.model.ids import TrainerVersion
@@ -28,7 +29,7 @@ def write_bootstrap(files: Files, run_dir: PurePosixPath, record: BootstrapRecor
     """
     path = names.RunPaths(run_dir).bootstrap
     make_directory(files, path.parent)
-    data = encode(record)
+    data = seal(record)
     try:
         publish_file(files, path, data)
     except FileExistsError as error:

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from outlast.durable import names
+from outlast.durable.consumption import read_log
 from outlast.durable.encoding import encode_object, encode_value, join_array
 from outlast.durable.files import Files
 from outlast.durable.manifest import FoundCut, Manifest, TreeKind, sha256
@@ -106,9 +107,9 @@ class LoadedCut:
 def load_cut(files: Files, run_dir: PurePosixPath, found: FoundCut) -> LoadedCut:
     """Verify everything of a cut but the trainer shards, and decode it. Changes nothing.
 
-    Order: marker, manifest, inventory and sizes, digests, strict decoding, agreement with the
-    manifest, self-check. Raises CorruptData for a proven mismatch (try the next cut),
-    UnsupportedFormat for an intact cut of another format, DiskError for a failing disk.
+    Order: marker, manifest, inventory and sizes, digests, the consumption log it names, strict
+    decoding, agreement with the manifest, self-check.
+    Raises CorruptData for a proven mismatch (try the next cut), UnsupportedFormat for an intact cut of another format, DiskError for a failing disk.
     """
     directory = run_dir / found.path
     manifest = read_manifest(files, directory)
@@ -117,6 +118,7 @@ def load_cut(files: Files, run_dir: PurePosixPath, found: FoundCut) -> LoadedCut
     for entry in manifest.files:
         if entry.name.startswith(prefix):
             verify_file(files, directory, entry)
+    read_log(files, run_dir / names.CONSUMPTION, manifest.log)
     base = directory / prefix
     state = read_payload(files, base / names.STATE)
     cut = decode_intact(state, Cut, where=str(base / names.STATE))

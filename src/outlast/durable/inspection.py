@@ -1,6 +1,6 @@
 """How the restore planner looks into trees on a real disk. Changes nothing (S9).
 
-May import: `verify`, `consumption`, `fingerprint`, `restore`, `files`.
+May import: `cutcodec`, `verify`, `fingerprint`, `restore`, `files`.
 """
 
 from __future__ import annotations
@@ -8,48 +8,43 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from outlast.durable import names
-from outlast.durable.consumption import read_log
+from outlast.durable.cutcodec import LoadedCut, load_cut
 from outlast.durable.files import Files
 from outlast.durable.fingerprint import Fingerprint, read_fingerprint
 from outlast.durable.manifest import FoundCut, TreeKind
 from outlast.durable.restore import Inspector
-from outlast.durable.verify import (
-    read_manifest,
-    read_payload,
-    verify_inventory,
-    verify_payload,
-)
+from outlast.durable.verify import verify_payload
 from outlast.errors import CorruptData
 
 
-def state_directory(run_dir: PurePosixPath, found: FoundCut) -> PurePosixPath:
-    """Where the files of a cut lie inside its tree."""
-    directory = run_dir / found.path
-    return directory if found.kind is TreeKind.SNAPSHOT else directory / names.ROLLOUT_STATE
+class CutReader:
+    """Verifies every byte of a candidate and keeps what it decoded on the way."""
 
+    def __init__(self, files: Files, run_dir: PurePosixPath) -> None:
+        self._files = files
+        self._run_dir = run_dir
+        self._loaded: dict[PurePosixPath, LoadedCut] = {}
 
-def make_inspector(
-    files: Files, run_dir: PurePosixPath, *, skip: tuple[str, ...] = ()
-) -> Inspector:
-    """An inspector that reads every byte of a cut and the consumption log it stands on.
+    @property
+    def inspector(self) -> Inspector:
+        """For `plan_restore`."""
+        return Inspector(verify=self._verify, fingerprint=self._fingerprint)
 
-    Files whose name starts with a prefix in `skip` are left out (trainer shards that each rank
-    verifies while loading).
-    """
+    def loaded(self, found: FoundCut) -> LoadedCut:
+        """A cut that the planner has accepted."""
+        return self._loaded[found.path]
 
-    def verify(found: FoundCut) -> str | None:
-        directory = run_dir / found.path
+    def _verify(self, found: FoundCut) -> str | None:
+        directory = self._run_dir / found.path
         try:
-            manifest = read_manifest(files, directory)
-            verify_inventory(files, directory, manifest)
-            verify_payload(files, directory, manifest=manifest, skip=skip)
-            read_log(files, run_dir / names.CONSUMPTION, manifest.log)
+            loaded = load_cut(self._files, self._run_dir, found)
+            if found.kind is TreeKind.TRAINER_CHECKPOINT:
+                state = (f"{names.ROLLOUT_STATE}/",)
+                verify_payload(self._files, directory, manifest=loaded.manifest, skip=state)
         except CorruptData as error:
             return str(error)
+        self._loaded[found.path] = loaded
         return None
 
-    def fingerprint(found: FoundCut) -> Fingerprint:
-        path = state_directory(run_dir, found) / names.FINGERPRINT
-        return read_fingerprint(read_payload(files, path), where=str(path))
-
-    return Inspector(verify=verify, fingerprint=fingerprint)
+    def _fingerprint(self, found: FoundCut) -> Fingerprint:
+        return read_fingerprint(self._loaded[found.path].fingerprint, where=str(found.path))

@@ -25,9 +25,9 @@ from outlast.durable.manifest import (
     RunListing,
     RunRecord,
     TreeKind,
-    decode,
     require_format,
 )
+from outlast.durable.sealed import unseal
 from outlast.durable.verify import read_manifest, verify_inventory, verify_payload
 from outlast.errors import CorruptData
 
@@ -81,7 +81,7 @@ def _record(files: Files, path: PurePosixPath, kind: type[T]) -> T | None:
         data = files.read(path)
     except FileNotFoundError:
         return None
-    return decode(data, kind, where=str(path))
+    return unseal(data, kind, where=str(path))
 
 
 def _incarnations(
@@ -185,8 +185,6 @@ def _expect_identity(
     named = manifest.sequence if kind is TreeKind.SNAPSHOT else manifest.trainer_version
     if manifest.kind is not kind or named != number:
         raise CorruptData(f"{path} holds {manifest.kind} {named}: it was renamed by hand")
-    if run is not None and manifest.run != run.run:
-        raise CorruptData(f"{path} belongs to run {manifest.run}, this one is {run.run}")
 
 
 # ------------------------------------------------------------------- debris and numbers

@@ -13,9 +13,13 @@ May import: the standard library.
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
 
 ROOT = 0
 
@@ -100,6 +104,17 @@ class Image:
             if inode in self.dirs:
                 yield from self.paths(inode, f"{at}/{name}")
 
+    def live_signature(self) -> tuple[tuple[str, bytes | None], ...]:
+        """Like `signature`, but of scratch trees only their names."""
+        return tuple((path, self.files.get(inode)) for path, inode in self._live(ROOT, ""))
+
+    def _live(self, top: int, at: str) -> Iterator[tuple[str, int]]:
+        for name in sorted(self.dirs[top]):
+            inode = self.dirs[top][name]
+            yield f"{at}/{name}", inode
+            if inode in self.dirs and not is_scratch(name):
+                yield from self._live(inode, f"{at}/{name}")
+
     def signature(self) -> tuple[tuple[str, bytes | None], ...]:
         """Equal for trees that no program can tell apart."""
         return tuple((path, self.files.get(inode)) for path, inode in self.paths())
@@ -132,26 +147,25 @@ def _reachable(dirs: Mapping[int, Mapping[str, int]], files: Mapping[int, bytes]
 
 # --------------------------------------------------------------------------- enumeration
 
+Options = Callable[[DirNode], Sequence[Sequence[EntryOp]]]
+Chosen = dict[int, dict[str, int]]
+
 
 def ordered_images(dirs: Dirs, files: FileNodes, *, cap: int) -> Iterator[Image]:
     """Model O: a prefix per directory times the variants of every dirty file."""
-    options = {
-        inode: [tuple(node.pending[:n]) for n in range(len(node.pending) + 1)]
-        for inode, node in dirs.items()
-        if node.pending
-    }
-    yield from _images(dirs, files, options=options, cap=cap)
+    yield from _images(dirs, files, options=_prefixes, cap=cap)
 
 
 def weak_images(dirs: Dirs, files: FileNodes, *, cap: int) -> Iterator[Image]:
     """Model P: any subset per directory; beyond `cap` the corners and a fixed sample."""
-    options = {
-        inode: _subsets(node.pending, limit=cap) for inode, node in dirs.items() if node.pending
-    }
-    yield from _images(dirs, files, options=options, cap=cap)
+    yield from _images(dirs, files, options=lambda node: _subsets(node.pending, cap), cap=cap)
 
 
-def _subsets(pending: Sequence[EntryOp], *, limit: int) -> list[tuple[EntryOp, ...]]:
+def _prefixes(node: DirNode) -> list[list[EntryOp]]:
+    return [node.pending[:n] for n in range(len(node.pending) + 1)]
+
+
+def _subsets(pending: Sequence[EntryOp], limit: int) -> list[tuple[EntryOp, ...]]:
     if 2 ** len(pending) <= limit:
         sizes = range(len(pending) + 1)
         return [kept for n in sizes for kept in itertools.combinations(pending, n)]
@@ -163,29 +177,45 @@ def _subsets(pending: Sequence[EntryOp], *, limit: int) -> list[tuple[EntryOp, .
     return chosen
 
 
-def _images(
-    dirs: Dirs,
-    files: FileNodes,
-    *,
-    options: Mapping[int, Sequence[tuple[EntryOp, ...]]],
-    cap: int,
-) -> Iterator[Image]:
-    inodes = list(options)
-    choices = _product([options[inode] for inode in inodes], cap)
-    for choice in choices:
-        chosen = {inode: dirs[inode].durable for inode in dirs}
-        for inode, kept in zip(inodes, choice, strict=True):
-            chosen[inode] = dirs[inode].surviving(kept)
+def is_scratch(name: str) -> bool:
+    """Names whose content no restore reads: a sweep deletes them whatever is inside.
+
+    Below them only the extremes are enumerated (nothing pending survived, everything did).
+    """
+    return name.startswith(("tmp_", "trash_")) or name == "segments"
+
+
+def _images(dirs: Dirs, files: FileNodes, *, options: Options, cap: int) -> Iterator[Image]:
+    for chosen in _trees(ROOT, dirs, options=options, cap=cap):
         yield from _with_contents(chosen, files)
 
 
-def _product(
-    lists: Sequence[Sequence[tuple[EntryOp, ...]]], cap: int
-) -> Iterator[tuple[tuple[EntryOp, ...], ...]]:
-    """All combinations; where there are more than `cap`, a fixed sample of them and the corners."""
-    total = 1
-    for options in lists:
-        total *= len(options)
+def _trees(inode: int, dirs: Dirs, *, options: Options, cap: int) -> list[Chosen]:
+    """Every way that the directory `inode` and what is below it may look after a crash."""
+    node = dirs[inode]
+    found: list[Chosen] = []
+    for kept in options(node):
+        entries = node.surviving(kept)
+        below = [
+            _trees(child, dirs, options=_extremes if is_scratch(name) else options, cap=cap)
+            for name, child in entries.items()
+            if child in dirs
+        ]
+        for parts in _product(below, cap):
+            tree: Chosen = {inode: entries}
+            for part in parts:
+                tree.update(part)
+            found.append(tree)
+    return found
+
+
+def _extremes(node: DirNode) -> list[list[EntryOp]]:
+    return [[], node.pending] if node.pending else [[]]
+
+
+def _product(lists: Sequence[Sequence[T]], cap: int) -> Iterator[tuple[T, ...]]:
+    """All combinations; where there are more than `cap`, the corners and a fixed sample."""
+    total = math.prod(len(options) for options in lists)
     if total <= cap:
         yield from itertools.product(*lists)
         return
@@ -193,7 +223,7 @@ def _product(
     yield tuple(options[0] for options in lists)
     yield tuple(options[-1] for options in lists)
     for at, options in enumerate(lists):
-        for option in options:  # one directory at a time, the others all or nothing
+        for option in options:  # one part at a time, the others all or nothing
             yield tuple(option if i == at else other[0] for i, other in enumerate(lists))
             yield tuple(option if i == at else other[-1] for i, other in enumerate(lists))
     for _ in range(cap):
@@ -203,21 +233,41 @@ def _product(
 _FULL_PRODUCT_FILES = 3
 
 
-def _with_contents(chosen: Mapping[int, Mapping[str, int]], files: FileNodes) -> Iterator[Image]:
-    base = _reachable(chosen, {inode: node.durable for inode, node in files.items()})
-    dirty = [inode for inode in sorted(base.files) if files[inode].dirty]
-    variants = [files[inode].variants() for inode in dirty]
+def _with_contents(chosen: Chosen, files: FileNodes) -> Iterator[Image]:
+    live: set[int] = set()
+    reached: set[int] = set()
+    _reach(ROOT, chosen, live=live, reached=reached, scratch=False)
+    base = {inode: files[inode].durable for inode in reached}
+    dirty = [inode for inode in sorted(reached) if files[inode].dirty]
+    variants = [
+        files[inode].variants() if inode in live else _ends(files[inode].variants())
+        for inode in dirty
+    ]
     if len(dirty) <= _FULL_PRODUCT_FILES:
         combinations = list(itertools.product(*variants))
     else:
         combinations = [tuple(v[0] for v in variants), tuple(v[-1] for v in variants)]
         for at, own in enumerate(variants):
-            for one in own:
-                combinations.append(
-                    tuple(one if i == at else v[-1] for i, v in enumerate(variants))
-                )
+            combinations += [
+                tuple(one if i == at else v[-1] for i, v in enumerate(variants)) for one in own
+            ]
     for contents in combinations:
-        yield Image(base.dirs, {**base.files, **dict(zip(dirty, contents, strict=True))})
+        yield Image(chosen, {**base, **dict(zip(dirty, contents, strict=True))})
+
+
+def _ends(variants: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys((variants[0], variants[-1])))
+
+
+def _reach(inode: int, chosen: Chosen, *, live: set[int], reached: set[int], scratch: bool) -> None:
+    for name, child in chosen[inode].items():
+        below = scratch or is_scratch(name)
+        if child in chosen:
+            _reach(child, chosen, live=live, reached=reached, scratch=below)
+        else:
+            reached.add(child)
+            if not below:
+                live.add(child)
 
 
 def drawn_image(dirs: Dirs, files: FileNodes, rng: random.Random) -> Image:
@@ -245,10 +295,15 @@ def rotten_images(image: Image) -> Iterator[tuple[str, Image]]:
         if inode not in seen and data:  # a hard link rots under all its names at once
             seen.add(inode)
             middle = len(data) // 2
-            flipped = data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
-            for what, bad in (("truncated", data[:middle]), ("flipped", flipped)):
+            flips = [("flipped", _flip(data, at)) for at in sorted({0, middle, len(data) - 1})]
+            for what, bad in (("truncated", data[:middle]), ("emptied", b""), *flips):
                 yield f"{path} {what}", Image(image.dirs, {**image.files, inode: bad})
         yield f"{path} missing", _without(image, path)
+
+
+def _flip(data: bytes, at: int) -> bytes:
+    """The lowest bit: it turns a digit into another one, which parses."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def _without(image: Image, path: str) -> Image:

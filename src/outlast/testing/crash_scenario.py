@@ -20,10 +20,10 @@ from outlast.config.load import parse_recipe
 from outlast.durable import names
 from outlast.durable.anchors import write_bootstrap
 from outlast.durable.consumption import ConsumptionLog
-from outlast.durable.cutcodec import LoadedCut, load_cut
+from outlast.durable.cutcodec import LoadedCut
 from outlast.durable.files import Files, make_directory
 from outlast.durable.fingerprint import Fingerprint, Identities, fingerprint_of
-from outlast.durable.inspection import make_inspector
+from outlast.durable.inspection import CutReader
 from outlast.durable.lineage import Adoption, adopt, write_end
 from outlast.durable.listing import read_run
 from outlast.durable.lock import RunLock, acquire
@@ -193,11 +193,12 @@ class Life:
     def restore(self) -> None:
         """Plan, verify and load; changes nothing on disk."""
         listing = read_run(self.files, RUN_DIR, verify="manifest")
+        reader = CutReader(self.files, RUN_DIR)
         self.plan = plan_restore(
             listing,
             mode=RestoreMode.LATEST,
             fingerprint=current_fingerprint(),
-            inspect=make_inspector(self.files, RUN_DIR),
+            inspect=reader.inspector,
             max_replay_steps=8,
         )
         self.listing = listing
@@ -206,7 +207,7 @@ class Life:
             self.files, RUN_DIR / names.SEGMENTS, incarnation=Incarnation(number)
         )
         if isinstance(self.plan, Resume):
-            self.loaded = load_cut(self.files, RUN_DIR, self.plan.cut)
+            self.loaded = reader.loaded(self.plan.cut)
             held = self.store.load(self.loaded.rows, self.loaded.cut.row_keys)
             self._continue(self.loaded.cut, self.plan.anchor, held)
 
