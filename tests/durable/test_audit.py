@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -11,7 +10,10 @@ import msgspec
 import pytest
 
 from outlast.durable.audit import AuditReport, audit_run
+from outlast.durable.manifest import IncarnationRecord
+from outlast.durable.sealed import seal, unseal
 from outlast.model.cursor import DatasetOrder
+from outlast.model.cut import LogPosition
 from outlast.model.groups import DropReason, PromptRef
 from outlast.model.ids import GroupId, Step
 from outlast.model.journal import Applied, Dropped, JournalRecord, Replayed
@@ -287,6 +289,22 @@ def test_bytes_beyond_the_cut_are_void(tmp_path: Path) -> None:
     assert audit(tmp_path).ok
 
 
+def rewrite(path: Path, restored_log: LogPosition | None) -> None:
+    """Forge what an incarnation says it restored, seal included."""
+    record = unseal(path.read_bytes(), IncarnationRecord, where=str(path))
+    path.write_bytes(seal(msgspec.structs.replace(record, restored_log=restored_log)))
+
+
+def test_nothing_left_to_judge_is_a_violation(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.step()
+    life.snapshot()
+    (tmp_path / "snapshots" / "snapshot_000001" / "state.json").write_bytes(b"rot")
+    report = audit(tmp_path)
+    assert not report.ok and report.cut is None
+    assert any("none of 1 published cut" in line for line in report.violations)
+
+
 def test_a_foreign_incarnation_in_the_lineage(tmp_path: Path) -> None:
     first = Life(tmp_path)
     first.admit(3)
@@ -299,10 +317,7 @@ def test_a_foreign_incarnation_in_the_lineage(tmp_path: Path) -> None:
     third.step()
     third.snapshot()
     assert audit(tmp_path).ok
-    path = tmp_path / "incarnations" / "000003.json"
-    record = json.loads(path.read_bytes())
-    record["restored_log"] = msgspec.to_builtins(foreign.log)
-    path.write_bytes(json.dumps(record).encode())
+    rewrite(tmp_path / "incarnations" / "000003.json", foreign.log)
     report = audit(tmp_path)
     assert not report.ok and report.repeated == 2
     assert any("steps must be consecutive" in line for line in report.violations)
@@ -312,10 +327,7 @@ def test_a_lineage_with_a_hole(tmp_path: Path) -> None:
     typical(tmp_path)
     for cut in ("snapshots/snapshot_000002", "snapshots/snapshot_000004"):
         shutil.rmtree(tmp_path / cut)
-    path = tmp_path / "incarnations" / "000003.json"
-    record = json.loads(path.read_bytes())
-    record["restored_log"] = None
-    path.write_bytes(json.dumps(record).encode())
+    rewrite(tmp_path / "incarnations" / "000003.json", None)
     report = audit(tmp_path)
     assert not report.ok
     assert any("neither the tree nor a log position" in line for line in report.violations)

@@ -69,12 +69,12 @@ def _text(report: AuditReport, reused: dict[int, Restored]) -> str:
     from outlast.cli import format as fmt
     from outlast.cli.output import columns
 
-    if report.cut is None:
+    if report.cut is None and report.ok:
         return "nothing was ever published here: there is nothing to account for"
     verdict = "exactly once" if report.ok else f"VIOLATED: {report.violations_total} findings"
     dropped = ", ".join(f"{n} {reason}" for reason, n in report.dropped_by_reason.items())
     rows = [
-        ("judged", f"{report.cut}, trainer version {report.trainer_version}, run {report.run}"),
+        ("judged", f"{report.cut or 'nothing'}, version {report.trainer_version} of {report.run}"),
         ("drawn", f"{report.drawn:,} prompts"),
         ("trained", f"{report.trained:,}"),
         ("dropped", f"{report.dropped:,}" + (f" ({dropped})" if dropped else "")),

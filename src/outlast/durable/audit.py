@@ -90,6 +90,9 @@ def audit_run(files: Files, run_dir: PurePosixPath) -> AuditReport:
     loaded = newest.loaded
     account = _Account()
     chain: tuple[LogPosition, ...] = ()
+    if loaded is None and newest.rejected:
+        many = len(newest.rejected)
+        account.violation(f"none of {many} published cut{'s' * (many > 1)} proves whole")
     if loaded is not None:
         account.order = DatasetOrder(seed=loaded.cut.dataset_seed, size=loaded.cut.dataset_size)
         try:
