@@ -37,6 +37,7 @@ Finish = Literal["stop", "length", "aborted"] | None
 class _Running:
     incarnation: Incarnation
     aborted: bool = False
+    hurried: bool = False
     wake: asyncio.Future[None] | None = None
 
 
@@ -198,7 +199,7 @@ class FakeEngine:
 
     async def _pause(self, run: _Running, answer: Answer, *, share: float) -> None:
         """Wait for the next chunk, an abort, or, if late, for nothing once abandoned."""
-        if run.aborted:
+        if run.aborted or run.hurried:
             return
         loop = asyncio.get_running_loop()
         run.wake = loop.create_future()
@@ -210,7 +211,7 @@ class FakeEngine:
         except asyncio.CancelledError:
             if not answer.late:
                 raise
-            # An abandoned worker that answers anyway: the rest of its stream arrives at once.
+            run.hurried = True  # abandoned, it answers anyway: the rest arrives at once
         finally:
             if timer is not None:
                 timer.cancel()

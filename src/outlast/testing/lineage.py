@@ -199,10 +199,15 @@ def _judge_finished(sim: Simulation, plan: LineagePlan) -> None:
         )
     if sorted(sim.trained) != list(range(1, shadow.version + 1)):
         raise LawBroken(f"S1: steps {sorted(sim.trained)} were trained, version {shadow.version}")
-    counted = (report.trained, report.dropped, report.outstanding)
-    own = (len(shadow.trained), len(shadow.dropped), len(shadow.live))
-    if sim.auditor.acknowledged and counted != own and report.trainer_version == shadow.version:
-        raise LawBroken(f"S4: the audit counts {counted} trained, dropped, outstanding; seen {own}")
+    seen = sim.auditor.at_cut(report.cut)
+    if seen is not None:
+        counted = (report.trained, report.dropped, report.outstanding)
+        own = (len(seen.trained), len(seen.dropped), len(seen.live))
+        if counted != own:
+            raise LawBroken(
+                f"S4: the audit counts {counted} trained, dropped, outstanding at {report.cut}; "
+                f"seen were {own}"
+            )
     if plan.twin:
         _judge_twin(sim, plan)
 

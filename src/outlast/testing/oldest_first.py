@@ -35,7 +35,14 @@ class OldestFirst(SamplerBase):
     def max_lag(self) -> int | None:
         return self.max_staleness
 
-    def admits(self, state: SamplerState, groups: Groups, acknowledged: TrainerVersion) -> bool:
+    def admits(
+        self,
+        state: SamplerState,
+        groups: Groups,
+        *,
+        version: TrainerVersion,
+        acknowledged: TrainerVersion,
+    ) -> bool:
         window = acknowledged + self.max_staleness + 1
         return state.admitted - state.credited < self.prompts_per_step * window
 

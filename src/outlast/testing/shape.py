@@ -15,12 +15,14 @@ from outlast.config.schema import Recipe
 from outlast.durable.fingerprint import Fingerprint, Identities, fingerprint_of
 from outlast.durable.restore import RestoreMode
 from outlast.model.groups import RecoveryLevel
+from outlast.model.plan import RunPlan
 from outlast.model.sampler_base import Sampler
 from outlast.model.sampler_kinds import InOrder, ReadyFirst, WeightFifo, Windowed
-from outlast.model.plan import RunPlan
 from outlast.ports import SamplingParams
+from outlast.runtime.checkpoint import CheckpointSettings
 from outlast.runtime.rollout import RolloutSettings
 from outlast.runtime.settings import RunSettings
+from outlast.runtime.snapshot import SnapshotSettings
 from outlast.runtime.store import RetentionSettings
 from outlast.runtime.train import TrainSettings
 from outlast.runtime.validation import ValidationSettings
@@ -115,9 +117,13 @@ def settings_of(shape: RunShape, *, seed: int, sampler: SamplerFactory | None) -
         restore_mode=RestoreMode(shape.restore_mode),
         fresh=False,
         take_over=False,
-        save_period=shape.save_period,
-        snapshot_interval_s=shape.interval_s,
-        snapshot_failures_max=3,
+        checkpoints=CheckpointSettings(
+            save_period=shape.save_period,
+            replay=False,
+            max_replay_steps=8,
+            applied_bytes_max=1 << 30,
+        ),
+        snapshots=SnapshotSettings(interval_s=shape.interval_s, failures_max=3, replay=False),
         retention=RetentionSettings(keep_latest_k=shape.keep_latest_k),
         grace_s=shape.grace_s,
         must_save_by_s=None,

@@ -166,6 +166,7 @@ class Simulation:
             life.pulse,
             engine=lambda: self.engine.loaded,
             bounds=self._bounds(),
+            tasks=lambda: {task.get_name() for task in life.loop.tasks()},
         )
         life.bus.add(self._record)
         self._life = life
@@ -203,9 +204,11 @@ class Simulation:
 
     def run(self, *, limit_s: float = 50_000.0) -> Ended:
         """Drive the life to its end (L1: within `limit_s` virtual seconds)."""
+        law = "L1"
+        if self._term_at is not None:
+            law, limit_s = "L3", self._term_at + self.shape.grace_s + GRACE_SLACK_S - self.now
         if self.run_until(seconds=limit_s):
-            waits = self._waits()
-            raise LawBroken(f"L1: the run is not over after {limit_s:.0f} s; {waits}")
+            raise LawBroken(f"{law}: the life is not over after {limit_s:.0f} s; {self._waits()}")
         return self.ended[-1]
 
     def kill(self, *, power_cut: bool = False) -> None:
@@ -435,7 +438,7 @@ class Simulation:
                 took <= grace + GRACE_SLACK_S,
                 f"L3: {took:.1f} s from SIGTERM to the end, the grace is {grace:.0f} s",
             )
-            calm = ended.how in ("preempted", "nothing_to_do", "finished")
+            calm = ended.how in ("preempted", "nothing_to_do", "finished") or auditor.faulty
             auditor.require(calm, f"L3: SIGTERM ended the life with {ended}")
         if auditor.broken is not None:
             raise auditor.broken
