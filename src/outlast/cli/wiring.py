@@ -26,9 +26,11 @@ from outlast.model.ids import Incarnation
 from outlast.model.plan import RunPlan
 from outlast.model.samplers import build_sampler
 from outlast.ports import DataPlane, PromptSource, SamplingParams, Trainer
+from outlast.runtime.checkpoint import CheckpointSettings
 from outlast.runtime.controller import Adapters, Controller, Outcome
 from outlast.runtime.rollout import RolloutSettings
 from outlast.runtime.settings import RunSettings
+from outlast.runtime.snapshot import SnapshotSettings
 from outlast.runtime.store import RetentionSettings, StorePlace
 from outlast.runtime.train import TrainSettings
 from outlast.runtime.validation import ValidationSettings
@@ -201,6 +203,7 @@ def run_settings(
     recipe = loaded.recipe
     snapshots, checkpoints = recipe.rollout_checkpointing, recipe.checkpointing
     stall = recipe.async_rl.stall_watchdog
+    replay = snapshots.anchor_policy == "replay"
     return RunSettings(
         plan=_plan(recipe, prompts),
         sampler=lambda: build_sampler(
@@ -215,9 +218,17 @@ def run_settings(
         restore_mode=RestoreMode(snapshots.restore_mode),
         fresh=launch.fresh,
         take_over=launch.take_over,
-        save_period=checkpoints.save_period if checkpoints.enabled else None,
-        snapshot_interval_s=snapshots.snapshot_attempt_interval_s,
-        snapshot_failures_max=snapshots.max_consecutive_failures,
+        checkpoints=CheckpointSettings(
+            save_period=checkpoints.save_period if checkpoints.enabled else None,
+            replay=replay,
+            max_replay_steps=snapshots.max_replay_steps,
+            applied_bytes_max=snapshots.applied_bytes_max,
+        ),
+        snapshots=SnapshotSettings(
+            interval_s=snapshots.snapshot_attempt_interval_s,
+            failures_max=snapshots.max_consecutive_failures,
+            replay=replay,
+        ),
         retention=RetentionSettings(
             keep_latest_k=snapshots.keep_latest_k,
             keep_top_k=checkpoints.keep_top_k,

@@ -217,8 +217,17 @@ class RolloutCheckpointingSection(Section):
     restore_mode: Literal["latest", "trainer_checkpoint"] = operational(
         "latest", "which cut a restart uses", why="a choice among valid cuts"
     )
-    anchor_policy: Literal["exact"] = operational(
-        "exact", "snapshots only while a durable checkpoint of the step exists", why=CADENCE
+    anchor_policy: Literal["exact", "replay"] = operational(
+        "exact",
+        "exact: snapshots only while a durable checkpoint of the step exists; replay: any time, "
+        "and a restart re-executes the steps in between from stored rows",
+        why=CADENCE,
+    )
+    max_replay_steps: int = operational(
+        8, "applied steps that request a trainer checkpoint", why=CADENCE, gt=0
+    )
+    applied_bytes_max: int = operational(
+        1 << 30, "row bytes of applied groups that request a trainer checkpoint", why=CADENCE, gt=0
     )
     extra_fingerprint_excluded_paths: tuple[str, ...] = semantic(
         (), "semantic dotpaths the user declares operational (* one level, ** any)"

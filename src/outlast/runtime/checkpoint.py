@@ -13,10 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outlast.model.cut import Anchor, AnchorKind, Cut, covered
+from outlast.model.groups import GroupState
 from outlast.ports import DataPlane, PlaneHandle, Trainer
 from outlast.runtime.board import Board
 from outlast.runtime.store import RunStore
 from outlast.telemetry import events
+
+BYTES_PER_TOKEN = 13
+"""Of a response: id, logprob and version of four bytes each, and the loss mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +29,35 @@ class _Pending:
     handle: PlaneHandle
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """When trainer checkpoints are written.
+
+    `save_period` in steps, None writes none (and nothing survives the process). With `replay`,
+    snapshots need no checkpoint of their own step; then `max_replay_steps` and
+    `applied_bytes_max` (row bytes of APPLIED groups) ask for one ahead of the period.
+    """
+
+    save_period: int | None
+    replay: bool
+    max_replay_steps: int
+    applied_bytes_max: int
+
+
 class CheckpointPump:
     """At most one checkpoint is pending or in flight; `ready` makes the train pump wait for it."""
 
     def __init__(
         self,
         board: Board,
+        settings: CheckpointSettings,
         *,
-        save_period: int | None,
         trainer: Trainer,
         plane: DataPlane,
         store: RunStore,
     ) -> None:
         self._board = board
-        self._save_period = save_period
+        self._settings = settings
         self._trainer = trainer
         self._plane = plane
         self._store = store
@@ -52,21 +71,33 @@ class CheckpointPump:
             await self.flush()
 
     async def ready(self) -> bool:
-        """Wait until another `finish_step` may start; False on a stop request."""
-        board, due = self._board, self._board.state.version + 1
+        """Wait until another `finish_step` may start; False on a stop request.
+
+        Under anchor policy exact the writer must also be free for the step that comes, since a
+        step without its checkpoint would leave rollouts uncovered.
+        """
 
         def free() -> bool:
-            return self._pending is None or (self._staged and not self._due(due))
+            due = self._due(self._board.state.version + 1)
+            waits = due and not self._settings.replay
+            return self._pending is None or (self._staged and not waits)
 
-        return await board.until("train", "the checkpoint writer", free)
+        return await self._board.until("train", "the checkpoint writer", free)
 
     def step_finished(self, *, final: bool) -> None:
-        """Called in the section that applied a step: take its cut if a checkpoint is due."""
+        """Called in the section that applied a step: take its cut if a checkpoint is due.
+
+        While one is in flight a due one is put off: `_overdue` asks for it at the next boundary.
+        """
         state = self._board.state
-        if self._save_period is None:
+        if self._settings.save_period is None:
             state.durable(state.version)  # as durable as it gets without checkpoints
-        elif final or self._due(state.version):
+        elif self._pending is None and (final or self._due(state.version) or self._overdue()):
             self.request()
+
+    def wanted_in_replay(self, replayed: int) -> bool:
+        """Whether half the bound has been replayed since the last checkpoint."""
+        return 2 * replayed >= self._settings.max_replay_steps
 
     def request(self) -> None:
         """Take the bundled cut of the current version. Nothing may be pending."""
@@ -81,7 +112,7 @@ class CheckpointPump:
     def behind(self) -> bool:
         """No durable checkpoint covers the trainer's version."""
         behind = self._board.state.version != self._board.anchor.version
-        return behind and self._save_period is not None
+        return behind and self._settings.save_period is not None
 
     @property
     def pending(self) -> bool:
@@ -137,4 +168,26 @@ class CheckpointPump:
         self._pending = None
 
     def _due(self, version: int) -> bool:
-        return self._save_period is not None and version % self._save_period == 0
+        period = self._settings.save_period
+        return period is not None and version % period == 0
+
+    def _overdue(self) -> bool:
+        """More would have to be replayed, or kept for it, than the recipe allows."""
+        board, settings = self._board, self._settings
+        assert settings.save_period is not None
+        applied = board.state.version - board.anchor.version
+        bound = min(settings.save_period, settings.max_replay_steps)
+        if applied >= bound:
+            return True
+        return applied_bytes(board) >= settings.applied_bytes_max
+
+
+def applied_bytes(board: Board) -> int:
+    """Bytes of token columns that APPLIED groups keep in the plane."""
+    receipts = (
+        receipt
+        for group in board.state.ledger.groups.values()
+        if group.state is GroupState.APPLIED
+        for receipt in group.receipts()
+    )
+    return sum(4 * r.prompt_tokens + BYTES_PER_TOKEN * r.response_tokens for r in receipts)

@@ -17,6 +17,7 @@ from outlast.model.ids import Incarnation, TrainerVersion
 from outlast.ports import DataPlane, Environment, GenerationEngine, PromptSource, Trainer
 from outlast.runtime.board import Board
 from outlast.runtime.checkpoint import CheckpointPump
+from outlast.runtime.replay import replay
 from outlast.runtime.rollout import RolloutPump
 from outlast.runtime.settings import RunSettings
 from outlast.runtime.snapshot import SnapshotPump
@@ -140,22 +141,19 @@ class Controller:
         await trainer.start(life.trainer_directory, board.state.version)
         self._world.perhaps("start.trainer_loaded")
         pumps = self._wire(board, life, plane=plane, trainer=trainer)
+        life.report(board)
+        await replay(board, trainer=trainer, checkpoints=pumps.checkpoints)
         await pumps.weights.push()
         if settings.must_save_by_s is not None:
             loop = asyncio.get_running_loop()
             loop.call_later(settings.must_save_by_s, self.stop, "checkpoint_must_save_by")
-        life.report(board)
         self._world.perhaps("start.ready")
         return pumps
 
     def _wire(self, board: Board, life: Life, *, plane: DataPlane, trainer: Trainer) -> _Pumps:
         adapters, settings = self._adapters, self._settings
         checkpoints = CheckpointPump(
-            board,
-            save_period=settings.save_period,
-            trainer=trainer,
-            plane=plane,
-            store=life.store,
+            board, settings.checkpoints, trainer=trainer, plane=plane, store=life.store
         )
         validation = None
         if settings.validation is not None and adapters.held_out is not None:
@@ -178,13 +176,7 @@ class Controller:
             train=TrainPump(board, settings.train, trainer=trainer, checkpoints=checkpoints),
             weights=WeightsPump(board, trainer=trainer, engine=adapters.engine),
             checkpoints=checkpoints,
-            snapshots=SnapshotPump(
-                board,
-                interval_s=settings.snapshot_interval_s,
-                max_consecutive_failures=settings.snapshot_failures_max,
-                plane=plane,
-                store=life.store,
-            ),
+            snapshots=SnapshotPump(board, settings.snapshots, plane=plane, store=life.store),
             validation=validation,
             watchdog=Watchdog(board, settings.watchdog),
         )
@@ -249,14 +241,16 @@ class Controller:
         return await self._ending(life, Ending.PREEMPTED, board.stopping or "")
 
     async def _last_words(self, pumps: _Pumps) -> None:
-        """Make the trainer's version durable if it is not, then publish the last cut."""
+        """Publish the last cut; first make the trainer's version durable if the cut needs it."""
         self._world.perhaps("stop.drained")
+        snapshots = self._settings.snapshots
+        covered = snapshots.replay and snapshots.interval_s is not None
         if not self._step_abandoned:  # else nobody knows which version the trainer holds
             await pumps.checkpoints.flush()
-            if pumps.checkpoints.behind:
+            if pumps.checkpoints.behind and not covered:
                 pumps.checkpoints.request()
                 await pumps.checkpoints.flush()
-        if self._settings.snapshot_interval_s is not None:
+        if snapshots.interval_s is not None:
             await pumps.snapshots.attempt(final=True)
         self._world.perhaps("stop.saved")
 

@@ -12,7 +12,9 @@ from outlast.durable.fingerprint import Fingerprint
 from outlast.durable.restore import RestoreMode
 from outlast.model.plan import RunPlan
 from outlast.model.sampler_base import Sampler
+from outlast.runtime.checkpoint import CheckpointSettings
 from outlast.runtime.rollout import RolloutSettings
+from outlast.runtime.snapshot import SnapshotSettings
 from outlast.runtime.store import RetentionSettings
 from outlast.runtime.train import TrainSettings
 from outlast.runtime.validation import ValidationSettings
@@ -33,10 +35,8 @@ class RunSettings:
     restore_mode: RestoreMode
     fresh: bool
     take_over: bool
-    save_period: int | None
-    """Steps between trainer checkpoints; None writes none, and nothing survives the process."""
-    snapshot_interval_s: float | None
-    snapshot_failures_max: int
+    checkpoints: CheckpointSettings
+    snapshots: SnapshotSettings
     retention: RetentionSettings
     grace_s: float
     must_save_by_s: float | None

@@ -33,21 +33,29 @@ class _Taken:
     unsaved: frozenset[AttemptKey]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSettings:
+    """`interval_s` None writes none. Without `replay`, a snapshot needs a durable trainer
+    checkpoint of its own step (anchor policy exact)."""
+
+    interval_s: float | None
+    failures_max: int
+    replay: bool
+
+
 class SnapshotPump:
     """One attempt per interval; failures are counted, invariants are fatal."""
 
     def __init__(
         self,
         board: Board,
+        settings: SnapshotSettings,
         *,
-        interval_s: float | None,
-        max_consecutive_failures: int,
         plane: DataPlane,
         store: RunStore,
     ) -> None:
         self._board = board
-        self._interval_s = interval_s
-        self._max_failures = max_consecutive_failures
+        self._settings = settings
         self._plane = plane
         self._store = store
         self._failures = 0
@@ -55,19 +63,20 @@ class SnapshotPump:
 
     async def run(self) -> None:
         """Attempt a snapshot at every multiple of the interval until the life ends."""
-        if self._interval_s is None:
+        interval = self._settings.interval_s
+        if interval is None:
             return
         clock = self._board.world.clock
-        due = clock.monotonic() + self._interval_s
+        due = clock.monotonic() + interval
         while await self._board.sleep(due - clock.monotonic()):
             await self.attempt()
-            missed = max(0.0, clock.monotonic() - due) // self._interval_s
-            due += self._interval_s * (missed + 1)
+            missed = max(0.0, clock.monotonic() - due) // interval
+            due += interval * (missed + 1)
 
     async def attempt(self, *, final: bool = False) -> bool:
         """Publish the state of this instant; False when there was a reason not to.
 
-        Raises DiskError after `max_consecutive_failures` failed saves in a row (at once when
+        Raises DiskError after `failures_max` failed saves in a row (at once when
         `final`), and InvariantError when the cut contradicts itself.
         """
         board = self._board
@@ -92,7 +101,7 @@ class SnapshotPump:
 
     def _skip_reason(self) -> SkipReason | None:
         state, anchor = self._board.state, self._board.anchor
-        if state.version != anchor.version:
+        if state.version != anchor.version and not self._settings.replay:
             return SkipReason.MISSING_TRAINER_ANCHOR
         if state.mutations == self._published_mutations:
             return SkipReason.NO_MUTATIONS
@@ -154,5 +163,5 @@ class SnapshotPump:
         if reason is SkipReason.DISK_FULL and not fatal:
             return
         self._failures += 1
-        if fatal or self._failures >= self._max_failures:
+        if fatal or self._failures >= self._settings.failures_max:
             raise error

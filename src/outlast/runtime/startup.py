@@ -7,6 +7,7 @@ failure after it costs an incarnation number. May import: `durable`, `model`, `r
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from outlast.durable import lineage, lock, names
@@ -85,6 +86,7 @@ class _Look:
             fingerprint=settings.fingerprint,
             inspect=Inspector(verify=self._verify, fingerprint=self._fingerprint),
             fresh=settings.fresh,
+            max_replay_steps=sys.maxsize,
         )
 
     def loaded_for(self, plan: Plan) -> LoadedCut | None:
@@ -143,8 +145,10 @@ class Life:
     # ---------------------------------------------------------------------- before adoption
 
     def finished(self, max_steps: int) -> bool:
-        """Whether the restored trainer version is at the target already."""
-        return self._loaded is not None and self.restored_version >= max_steps
+        """Whether durable trainer state is at the target already."""
+        if not isinstance(self._plan, Resume) or self._plan.steps_to_replay:
+            return False
+        return self.restored_version >= max_steps
 
     @property
     def restored_version(self) -> TrainerVersion:

@@ -76,7 +76,7 @@ class TrainPump:
             if not current.claimed:
                 await self._trainer.begin_step(step)
             groups = self._claim(current, chunk)
-            if await self._interruptible(self._trainer.accumulate(_metadata(groups))) is False:
+            if await self._interruptible(self._trainer.accumulate(train_groups(groups))) is False:
                 return False
             board.world.perhaps("train.accumulated")
         if not await self._checkpoints.ready():
@@ -180,7 +180,8 @@ class TrainPump:
         board.changed.notify()
 
 
-def _metadata(groups: Sequence[Group]) -> tuple[TrainGroup, ...]:
+def train_groups(groups: Sequence[Group]) -> tuple[TrainGroup, ...]:
+    """What a trainer is told of groups: metadata only, tensors stay in the plane."""
     return tuple(
         TrainGroup(
             id=group.id,

@@ -113,6 +113,16 @@ class StepFinished(Event, frozen=True, kw_only=True, tag=True):
     train_s: float
 
 
+class StepReplayed(Event, frozen=True, kw_only=True, tag=True):
+    """A step of an earlier life was executed again from stored rows."""
+
+    step: int
+    metrics: dict[str, float]
+    differences: dict[str, tuple[float, float]]
+    """Scalars that differ beyond tolerance: name -> (recorded, replayed)."""
+    seconds: float
+
+
 class WeightsServed(Event, frozen=True, kw_only=True, tag=True):
     version: int
     seconds: float
@@ -199,6 +209,7 @@ AnyEvent = (
     | GroupCommitted
     | GroupDropped
     | StepFinished
+    | StepReplayed
     | WeightsServed
     | CheckpointPublished
     | SnapshotPublished

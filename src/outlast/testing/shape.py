@@ -20,8 +20,10 @@ from outlast.model.sampler_base import Sampler
 from outlast.model.sampler_kinds import InOrder, ReadyFirst, WeightFifo, Windowed
 from outlast.ports import SamplingParams
 from outlast.runtime.checkpoint import CheckpointSettings
+from outlast.runtime.checkpoint import CheckpointSettings
 from outlast.runtime.rollout import RolloutSettings
 from outlast.runtime.settings import RunSettings
+from outlast.runtime.snapshot import SnapshotSettings
 from outlast.runtime.snapshot import SnapshotSettings
 from outlast.runtime.store import RetentionSettings
 from outlast.runtime.train import TrainSettings
@@ -57,7 +59,9 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Permits; 0 takes what the sampler needs."""
     inflight: int = 64
     save_period: int = 1
-    interval_s: float | None = 4.0
+    anchor_policy: Literal["exact", "replay"] = "exact"
+    max_replay_steps: int = 8
+    interval_s: float | None = 1.0
     """Between snapshot attempts; None takes none."""
     keep_latest_k: int = 2
     replace_dropped: bool = False
