@@ -30,7 +30,7 @@ class SumItem(NamedTuple):
 
 def size(*, digits: int = 1, held_out: bool = False) -> int:
     """Return the number of distinct problems of the split (one digit: 80 and 20)."""
-    return len(_order(0, digits, held_out))
+    return len(_order(0, digits=digits, held_out=held_out))
 
 
 def item(index: int, seed: int, *, digits: int = 1, held_out: bool = False) -> SumItem:
@@ -41,7 +41,7 @@ def item(index: int, seed: int, *, digits: int = 1, held_out: bool = False) -> S
     """
     if index < 0:
         raise ValueError(f"sums_task.item: index must be >= 0, observed {index}")
-    order = _order(seed, digits, held_out)
+    order = _order(seed, digits=digits, held_out=held_out)
     left, right = order[index % len(order)]
     return SumItem(WORDING.format(f"{left} + {right}"), str(left + right))
 
@@ -59,7 +59,7 @@ def reward(response: str, answer: str) -> float:
 
 
 @lru_cache(maxsize=16)
-def _order(seed: int, digits: int, held_out: bool) -> tuple[tuple[int, int], ...]:
+def _order(seed: int, *, digits: int, held_out: bool) -> tuple[tuple[int, int], ...]:
     if digits not in (1, 2):
         raise ValueError(f"sums_task: digits must be 1 or 2, observed {digits}")
     numbers = range(0 if digits == 1 else 10, 10**digits)
