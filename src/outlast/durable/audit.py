@@ -157,7 +157,7 @@ class _Account:
                 case Dropped():
                     self._dropped(record)
                     counts.update(dropped=1)
-                case Replayed():
+                case _:
                     self._replayed(record)
                     counts.update(replayed=1)
 
