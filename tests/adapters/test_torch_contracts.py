@@ -75,7 +75,7 @@ class TestTorchTrainer(TrainerContract):
                     schedule_steps=10,
                     learning_rate=1e-3,
                 ),
-                plane=plane,
+                plane=plane,  # type: ignore[arg-type]  # trainers only read
                 temperature=0.8,
                 deterministic=self.deterministic,
             )

@@ -268,6 +268,8 @@ def test_cancelling_a_chunk_stops_it_soon_and_the_step_can_be_aborted(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        with pytest.raises(InvariantError, match="interrupted"):
+            await trainer.finish_step()
         await asyncio.wait_for(trainer.abort_step(), 5)
         assert await trainer.digest() == before
         assert (await take_step(trainer, 1, groups[:4])).step == 1

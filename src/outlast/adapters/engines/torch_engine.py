@@ -250,10 +250,14 @@ class TorchEngine:
             raise InvariantError(f"request {request.id} refused: the id is still being generated")
         vocabulary, longest = self._limits
         prompt = request.prompt_ids
-        if not len(prompt) or int(prompt.min()) < 0 or int(prompt.max()) >= vocabulary:
-            raise DataFailure(
-                f"request {request.id}: prompt ids must be non-empty and in [0, {vocabulary})"
-            )
+        for ids in (prompt, prompt[:0] if request.prefix is None else request.prefix.ids):
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+                raise DataFailure(
+                    f"request {request.id}: token ids {int(ids.min())}..{int(ids.max())}, "
+                    f"required within [0, {vocabulary})"
+                )
+        if not len(prompt):
+            raise DataFailure(f"request {request.id}: the prompt has no tokens")
         if len(prompt) >= longest:
             raise DataFailure(
                 f"request {request.id}: the prompt has {len(prompt)} tokens, the model holds "

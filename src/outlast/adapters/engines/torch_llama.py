@@ -127,8 +127,10 @@ class LlamaDecoder:
     def reserve(self, slots: int, length: int) -> None:
         if slots <= self._slots and length <= self._length:
             return
-        blocks = -(-length // LENGTH_BLOCK) * LENGTH_BLOCK
-        new_length = max(self._length, blocks)
+        new_length = self._length
+        if length > new_length:  # half as much again: copying stays cheap per token
+            wanted = max(length, min(self._length * 3 // 2, self.max_length))
+            new_length = -(-wanted // LENGTH_BLOCK) * LENGTH_BLOCK
         new_slots = self._slots if slots <= self._slots else max(slots, 2 * self._slots)
         for layer in self._layers:
             old = layer.cache

@@ -167,8 +167,7 @@ class Scheduler:
             first = len(self._active)
             batch = self._next_batch()
             self._active += batch
-            longest = max(len(a.context) + a.remaining for a in batch)
-            self._decoder.reserve(len(self._active), longest)
+            self._decoder.reserve(len(self._active), max(len(a.context) for a in batch))
             for slot, active in enumerate(batch, start=first):
                 self._slots.fill(slot, active)
             self._accept(first, self._prefill(first, batch))
@@ -209,6 +208,7 @@ class Scheduler:
         # A prefix goes in token by token, the way it was decoded: the cache has the same bits.
         prompt = len(active.request.prompt_ids)
         logits = self._decoder.prefill(first, [active.context[:prompt]])
+        self._decoder.reserve(len(self._active), len(active.context))
         for length in range(prompt, len(active.context)):
             token = active.context[length : length + 1].astype(np.int64)
             lengths = np.asarray([length], dtype=np.int64)
@@ -228,6 +228,8 @@ class Scheduler:
     def _decode_rows(self, first: int, count: int) -> None:
         rows = slice(first, first + count)
         slots = self._slots
+        # Room grows with what was written, not with budgets: most responses end far below them.
+        self._decoder.reserve(len(self._active), int(slots.length[rows].max()) + 1)
         logits = self._decoder.decode(first, tokens=slots.token[rows], lengths=slots.length[rows])
         slots.length[rows] += 1
         self._accept(first, logits)

@@ -93,6 +93,8 @@ class TorchTrainer:
             raise
 
     async def finish_step(self) -> StepOutcome:
+        if self._abandoned.is_set():  # also covers a chunk cancelled before it began
+            raise InvariantError("finish_step refused: a chunk was interrupted; abort the step")
         return await self._thread(self._core.finish)
 
     async def abort_step(self) -> None:
