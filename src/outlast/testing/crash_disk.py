@@ -79,6 +79,7 @@ class CrashDisk:
         self.on_change: Callable[[str], None] = lambda what: None
         """Called after every change with its description: the points where a crash may come."""
         self.fault: Fault | None = None
+        self.faults_hit = 0
         self.calls = 0
         """Calls so far: what `Fault.at` counts."""
         self._links = links
@@ -130,6 +131,7 @@ class CrashDisk:
 
     def _fail(self, operation: str, path: PurePosixPath) -> None:
         assert self.fault is not None
+        self.faults_hit += 1
         message = f"{operation} {path}: {self.fault.kind} (injected)"
         if self.fault.kind is FaultKind.EIO:
             raise DiskError(message)

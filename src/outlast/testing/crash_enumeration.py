@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from outlast.testing.crash_disk import CrashDisk
 from outlast.testing.crash_image import Image, rotten_images
-from outlast.testing.crash_laws import Verdict, judge, judge_rot, judge_scratch
+from outlast.testing.crash_laws import LawBroken, Verdict, judge, judge_rot, judge_scratch
 from outlast.testing.crash_scenario import Life, Promises, Script
 
 ORDERED_CAP = 4096
@@ -70,6 +70,7 @@ class Enumeration:
         self._judge = judge_state
         self._known: dict[object, Verdict] = {}
         self._seen: dict[object, object] = {}
+        self._broken = False
 
     def run(
         self,
@@ -86,7 +87,8 @@ class Enumeration:
 
         def look(change: str) -> None:
             held.notice(change)
-            self._look(disk, held)
+            if not self._broken:  # clean-up code still runs after a law broke
+                self._look(disk, held)
 
         disk.on_change = look
         life.start()
@@ -96,6 +98,13 @@ class Enumeration:
 
     def _look(self, disk: CrashDisk, promises: Promises) -> None:
         self.tally.points += 1
+        try:
+            self._judge_states(disk, promises)
+        except LawBroken:
+            self._broken = True
+            raise
+
+    def _judge_states(self, disk: CrashDisk, promises: Promises) -> None:
         for model, image in tree_states(disk, self._models, weak_cap=self._weak_cap):
             self.tally.states[model] += 1
             whole = image.signature()

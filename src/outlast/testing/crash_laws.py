@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from outlast.durable import names
 from outlast.durable.consumption import read_log
 from outlast.durable.listing import read_run
+from outlast.durable.manifest import TreeKind
 from outlast.durable.restore import Resume
 from outlast.durable.retention import Retention
 from outlast.durable.segments import SegmentStore
 from outlast.errors import OutlastError
+from outlast.model.cut import AnchorKind
 from outlast.model.ids import Incarnation
 from outlast.rows import row_digest
 from outlast.testing.crash_disk import CrashDisk
@@ -119,6 +121,11 @@ def _judge_names(image: Image) -> None:
         raise LawBroken("A3", f"{type(error).__name__}: {error}") from error
     for found in listing.cuts:
         require("A3", found.defect is None, str(found.defect))
+    whole = {found.number for found in listing.cuts if found.kind is TreeKind.TRAINER_CHECKPOINT}
+    for found in listing.cuts:
+        anchor = None if found.manifest is None else found.manifest.anchor
+        if anchor is not None and anchor.kind is AnchorKind.CHECKPOINT:
+            require("A3", anchor.version in whole, f"{found.path} has lost its anchor {anchor}")
 
 
 def _judge_restore(disk: CrashDisk, life: Life, promises: Promises) -> None:

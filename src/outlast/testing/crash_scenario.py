@@ -311,15 +311,15 @@ class Life:
         ids = tuple(GroupId(number) for number in victims)
         refs = tuple(self.state.groups[number].prompt for number in victims)
         self.log.append(Applied(step=Step(version), groups=ids, refs=refs, history=history))
-        keys = [r.key for n in victims for r in self.state.groups.pop(n).receipts()]
-        for key in keys:
-            del self.state.held[key]
-        self.store.release(keys)
-        self.state.trained += consumed
+        keys = [r.key for n in victims for r in self.state.groups[n].receipts()]
         anchor = Anchor(kind=AnchorKind.CHECKPOINT, version=version, history=history)
-        self.state.anchor = anchor  # the optimizer step has happened, published or not
+        before, self.state = self.state, self._trained(victims, keys, anchor)
         cut = self._cut(anchor)
-        tree = self.publisher.open_checkpoint(version, sequence=cut.sequence)
+        try:
+            tree = self.publisher.open_checkpoint(version, sequence=cut.sequence)
+        except DiskError:
+            self.state = before
+            raise
         try:
             self._write_shards(tree, version)
             saved = self._save(tree, link=False)
@@ -328,9 +328,20 @@ class Life:
             )
         except DiskError:
             tree.abandon()
+            self.state = before  # as if the step had not been taken: nothing durable covers it
             raise
         self._acknowledge(cut)
+        self.store.release(keys)
         self.warnings += self.publisher.retain_checkpoints(pinned=(), keep_top_k=0)
+
+    def _trained(self, victims: list[int], keys: list[AttemptKey], anchor: Anchor) -> _State:
+        return replace(
+            self.state,
+            groups={n: g for n, g in self.state.groups.items() if n not in victims},
+            held={k: h for k, h in self.state.held.items() if k not in keys},
+            trained=self.state.trained + len(victims),
+            anchor=anchor,
+        )
 
     def _write_shards(self, tree: TmpTree, version: int) -> None:
         """A foreign writer that syncs nothing: sealing has to."""
@@ -369,6 +380,7 @@ class Life:
             reserve=(),
             sampler=SamplerState(name="in_order", admitted=0, credited=0, batches=0, own={}),
             settled=SettledCounts(trained=state.trained, dropped={}),
+            prefixes=(),
             applied_steps=(),
             shortfalls={},
             owed={},

@@ -1,0 +1,1 @@
+"""Harness (a): crash-point enumeration of everything that touches the disk."""

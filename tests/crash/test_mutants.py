@@ -1,0 +1,33 @@
+"""Each omitted step of the publication protocol must break a law on some tree."""
+
+from __future__ import annotations
+
+import pytest
+
+from outlast.testing.crash_mutants import MUTANTS, Mutant
+from outlast.testing.crashes import run_mutant
+
+SLOW = frozenset(
+    {
+        "trainer shards not synced when sealed",
+        "no directory fsync before the marker",
+        "nested directory not synced",
+        "retention deletes an anchor in use",
+        "consumption log synced after COMMITTED",
+        "consumption log never synced",
+        "bundled cut links instead of copying",
+    }
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
+def test_mutant_is_killed(mutant: Mutant, exhaustive: bool, told: list[str]) -> None:
+    if mutant.name in SLOW and not exhaustive:
+        pytest.skip("takes seconds; `make crash` runs it")
+    killed = run_mutant(mutant)
+    told.append(f"{killed.law or 'SURVIVED'} after {killed.states:>6,} states: {mutant.name}")
+    assert killed.law is not None, f"{mutant.name} survived {killed.states} states"
+
+
+def test_there_are_enough_mutants() -> None:
+    assert len(MUTANTS) >= 15
