@@ -117,6 +117,11 @@ class GenerationEngine(Protocol):
         ...
 
     @property
+    def continues_prefixes(self) -> bool:
+        """Whether a request with a `prefix` is prefilled and continued token-exactly."""
+        ...
+
+    @property
     def served(self) -> WeightVersion | None:
         """The acknowledged version; None before the first update."""
         ...

@@ -81,6 +81,7 @@ def make_cut() -> Cut:
         reserve=(DrawnPrompt(id=GroupId(8), prompt=prompt(8)),),
         sampler=SamplerState(name="windowed", admitted=8, credited=1, batches=0, own={}),
         settled=SettledCounts(trained=0, dropped={DropReason.STALE: 1}),
+        prefixes=(),
         applied_steps=(step_record(1, 0), step_record(2, 1), step_record(3, 7)),
         shortfalls={},
         owed={},

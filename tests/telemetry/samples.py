@@ -27,6 +27,7 @@ def restored(*, snapshot: str | None = "snapshot_000007") -> events.Restored:
         groups_reused=31,
         siblings_reused=402,
         tokens_reused=48_213,
+        prefix_tokens_reused=0,
         attempts_superseded=96,
         siblings_redispatched=96,
         orphans=3,
@@ -53,6 +54,12 @@ def step(number: int, *, groups: tuple[int, ...] = (1, 2)) -> events.StepFinishe
         lags=(0, 1),
         wait_s=0.5,
         train_s=1.5,
+    )
+
+
+def replayed(number: int, **differences: tuple[float, float]) -> events.StepReplayed:
+    return events.StepReplayed(
+        step=number, metrics={"loss": -0.01}, differences=differences, seconds=0.8
     )
 
 
@@ -109,12 +116,13 @@ def one_of_each() -> tuple[AnyEvent, ...]:
         started(),
         restored(),
         events.GroupsAdmitted(groups=(1, 2), target_step=None),
-        events.AttemptDispatched(key="g1.s0.i1.n0", version=12),
+        events.AttemptDispatched(key="g1.s0.i1.n0", version=12, prefix_tokens=0),
         sealed(),
         events.AttemptFailed(key="g1.s1.i1.n0", kind="infrastructure", cause="time-out"),
         events.ResultIgnored(key="g1.s1.i1.n0", verdict="late"),
         committed(1, 0.5),
         events.GroupDropped(group=9, reason="stale"),
+        replayed(12),
         step(13),
         events.WeightsServed(version=13, seconds=0.05),
         checkpoint(),

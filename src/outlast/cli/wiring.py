@@ -26,6 +26,7 @@ from outlast.model.ids import Incarnation
 from outlast.model.plan import RunPlan
 from outlast.model.samplers import build_sampler
 from outlast.ports import DataPlane, PromptSource, SamplingParams, Trainer
+from outlast.runtime.attempt import AttemptSettings
 from outlast.runtime.checkpoint import CheckpointSettings
 from outlast.runtime.controller import Adapters, Controller, Outcome
 from outlast.runtime.rollout import RolloutSettings
@@ -291,11 +292,13 @@ def _sampling(recipe: Recipe, *, greedy: bool) -> SamplingParams:
 def _rollout(recipe: Recipe) -> RolloutSettings:
     failures = recipe.async_rl.rollout_failure
     return RolloutSettings(
-        seed=recipe.seed,
-        deterministic=recipe.deterministic,
-        sampling=_sampling(recipe, greedy=False),
+        attempt=AttemptSettings(
+            seed=recipe.seed,
+            repeatable=recipe.deterministic,
+            sampling=_sampling(recipe, greedy=False),
+            timeout_s=failures.rollout_timeout_s,
+        ),
         max_inflight_groups=recipe.async_rl.max_inflight_prompts,
-        rollout_timeout_s=failures.rollout_timeout_s,
         backoff_s=failures.backoff_s,
         backoff_max_s=failures.backoff_max_s,
         filter_zero_variance=recipe.algorithm.filter_zero_variance,

@@ -19,7 +19,7 @@ CADENCE = "cadence of writing; every published cut is valid on its own"
 SHOW = "shown or logged, never read back"
 BOUND = "a bound of the run that may be raised and lowered at will"
 
-Level = Literal["prompt_group", "sibling"]
+Level = Literal["prompt_group", "sibling", "token"]
 
 
 class ModelSection(Section):

@@ -18,6 +18,7 @@ from outlast.durable.consumption import read_log
 from outlast.durable.encoding import encode_object, encode_value, join_array
 from outlast.durable.files import Files
 from outlast.durable.manifest import FoundCut, Manifest, TreeKind, sha256
+from outlast.durable.prefixes import decode_prefixes
 from outlast.durable.verify import (
     decode_intact,
     read_manifest,
@@ -30,6 +31,7 @@ from outlast.model.cursor import DatasetOrder
 from outlast.model.cut import Cut, check_cut
 from outlast.model.groups import Group
 from outlast.model.ids import GroupId
+from outlast.rows import Row
 
 _group_decoder = msgspec.json.Decoder(Group, strict=True)
 _cut_decoder = msgspec.json.Decoder(Cut, strict=True)
@@ -100,6 +102,8 @@ class LoadedCut:
     recipe: bytes
     directory: PurePosixPath
     """Absolute directory of the tree."""
+    prefixes: tuple[Row, ...]
+    """Of unfinished attempts, exactly those that the cut names."""
     rows: PurePosixPath
     """Absolute directory for `DataPlane.load`; its files are verified."""
 
@@ -109,7 +113,8 @@ def load_cut(files: Files, run_dir: PurePosixPath, found: FoundCut) -> LoadedCut
 
     Order: marker, manifest, inventory and sizes, digests, the consumption log it names, strict
     decoding, agreement with the manifest, self-check.
-    Raises CorruptData for a proven mismatch (try the next cut), UnsupportedFormat for an intact cut of another format, DiskError for a failing disk.
+    Raises CorruptData for a proven mismatch (try the next cut), UnsupportedFormat for an intact cut
+    of another format, DiskError for a failing disk.
     """
     directory = run_dir / found.path
     manifest = read_manifest(files, directory)
@@ -127,6 +132,10 @@ def load_cut(files: Files, run_dir: PurePosixPath, found: FoundCut) -> LoadedCut
         check_cut(cut, DatasetOrder(seed=cut.dataset_seed, size=cut.dataset_size))
     except InvariantError as error:
         raise CorruptData(f"{directory} contradicts itself: {error}") from error
+    prefixes: tuple[Row, ...] = ()
+    if cut.prefixes:
+        path = base / names.PREFIXES
+        prefixes = decode_prefixes(read_payload(files, path), cut=cut, where=str(path))
     fingerprint = read_payload(files, base / names.FINGERPRINT)
     if sha256(fingerprint) != manifest.fingerprint:
         raise CorruptData(f"{directory}: fingerprint.json is not the one that MANIFEST.json names")
@@ -136,6 +145,7 @@ def load_cut(files: Files, run_dir: PurePosixPath, found: FoundCut) -> LoadedCut
         fingerprint=fingerprint,
         recipe=read_payload(files, base / names.RECIPE),
         directory=directory,
+        prefixes=prefixes,
         rows=base / names.ROWS,
     )
 

@@ -21,11 +21,13 @@ from outlast.durable.cutcodec import CutEncoder
 from outlast.durable.files import Files
 from outlast.durable.listing import find_cut, read_run
 from outlast.durable.manifest import FORMAT, FileEntry, Manifest, TreeKind, sha256
+from outlast.durable.prefixes import encode_prefixes
 from outlast.durable.publish import Fence, TmpTree
 from outlast.durable.retention import Retention, Warnings
 from outlast.errors import InvariantError
 from outlast.model.cut import Anchor, AnchorKind, Cut
 from outlast.model.ids import Incarnation, Sequence, TrainerVersion
+from outlast.rows import Row
 from outlast.world import World
 
 
@@ -79,13 +81,22 @@ class Publisher:
         rows: Iterable[SyncedFile],
         fingerprint: bytes,
         recipe: bytes,
+        prefixes: Iterable[Row] = (),
     ) -> Manifest:
         """Seal and publish; the snapshot is acknowledged when this returns.
 
         Raises InvariantError for a cut that contradicts itself, DiskFull or DiskError, Fenced. The
         caller then calls `tree.abandon()`; earlier cuts stand untouched in every case.
         """
-        self._write_state(tree, "", cut=cut, rows=rows, fingerprint=fingerprint, recipe=recipe)
+        self._write_state(
+            tree,
+            "",
+            cut=cut,
+            rows=rows,
+            prefixes=prefixes,
+            fingerprint=fingerprint,
+            recipe=recipe,
+        )
         manifest = self._manifest(
             tree, kind=TreeKind.SNAPSHOT, cut=cut, anchor=cut.anchor, fingerprint=fingerprint
         )
@@ -114,12 +125,20 @@ class Publisher:
         rows: Iterable[SyncedFile],
         fingerprint: bytes,
         recipe: bytes,
+        prefixes: Iterable[Row] = (),
         metrics: Mapping[str, float],
     ) -> Manifest:
         """Seal the trainer's files, add the bundled cut and publish ``step_N``. Raises as above."""
         tree.seal(names.TRAINER)
-        prefix = f"{names.ROLLOUT_STATE}/"
-        self._write_state(tree, prefix, cut=cut, rows=rows, fingerprint=fingerprint, recipe=recipe)
+        self._write_state(
+            tree,
+            f"{names.ROLLOUT_STATE}/",
+            cut=cut,
+            rows=rows,
+            prefixes=prefixes,
+            fingerprint=fingerprint,
+            recipe=recipe,
+        )
         anchor = Anchor(
             kind=AnchorKind.CHECKPOINT, version=cut.trainer_version, history=cut.history
         )
@@ -178,6 +197,7 @@ class Publisher:
         *,
         cut: Cut,
         rows: Iterable[SyncedFile],
+        prefixes: Iterable[Row],
         fingerprint: bytes,
         recipe: bytes,
     ) -> None:
@@ -185,6 +205,8 @@ class Publisher:
         entries = [FileEntry(name=f.name, size=f.size, sha256=f.sha256) for f in rows]
         tree.add(f"{prefix}{names.ROWS}", entries)
         tree.write(f"{prefix}{names.STATE}", self._encoder.encode(cut))
+        if cut.prefixes:
+            tree.write(f"{prefix}{names.PREFIXES}", encode_prefixes(prefixes, cut=cut))
         tree.write(f"{prefix}{names.RECIPE}", recipe)
         tree.write(f"{prefix}{names.FINGERPRINT}", fingerprint)
         self._sync_log(cut)

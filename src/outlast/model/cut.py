@@ -14,7 +14,14 @@ import msgspec
 
 from outlast.errors import InvariantError
 from outlast.model.cursor import CursorState, DatasetOrder
-from outlast.model.groups import DrawnPrompt, Group, GroupState, PromptRef, StepRecord
+from outlast.model.groups import (
+    DrawnPrompt,
+    Group,
+    GroupState,
+    PromptRef,
+    RecoveryLevel,
+    StepRecord,
+)
 from outlast.model.ids import AttemptKey, GroupId, Incarnation, Sequence, Step, TrainerVersion
 
 GENESIS = "0" * 64
@@ -80,6 +87,13 @@ class LogPosition(_Record, frozen=True, kw_only=True):
     """Running sha256 over those bytes."""
 
 
+class PrefixRef(_Record, frozen=True, kw_only=True):
+    """Tokens that an unfinished attempt had received at the cut; they are never decoded again."""
+
+    key: AttemptKey
+    tokens: int
+
+
 class Cut(_Record, frozen=True, kw_only=True):
     """One consistent image of the rollout side. Rows are in the plane's handle beside it."""
 
@@ -100,6 +114,8 @@ class Cut(_Record, frozen=True, kw_only=True):
     reserve: tuple[DrawnPrompt, ...]
     sampler: SamplerState
     settled: SettledCounts
+    prefixes: tuple[PrefixRef, ...]
+    """Of attempts in flight whose decoded tokens are saved beside this state."""
     applied_steps: tuple[StepRecord, ...]
     """Steps above the anchor, in order: APPLIED up to the trainer version, REPLAY above it."""
     shortfalls: dict[str, int]
@@ -169,6 +185,7 @@ def check_cut(cut: Cut, order: DatasetOrder) -> None:
     _require(len(set(positions)) == len(positions), "S6: two groups share a buffer position")
     for group in cut.groups:
         check_group(group)
+    _check_prefixes(cut)
     _check_steps(cut)
 
 
@@ -190,6 +207,22 @@ def check_group(group: Group) -> None:
     _require(len(group.trained_rewards) == width, f"{where} with {group.trained_rewards} rewards")
     _require(len(group.keep) == width, f"{where} with {len(group.keep)} keep flags")
     _require(shaped == (group.position is not None), f"{where} at position {group.position}")
+
+
+def _check_prefixes(cut: Cut) -> None:
+    """A prefix belongs to the current attempt of an unsealed sibling that keeps its tokens."""
+    growing = {
+        sibling.attempt.key
+        for group in cut.groups
+        if group.level is RecoveryLevel.TOKEN
+        for sibling in group.siblings
+        if not sibling.sealed
+    }
+    for prefix in cut.prefixes:
+        _require(
+            prefix.key in growing and prefix.tokens > 0,
+            f"S3: {prefix.tokens} prefix tokens of {prefix.key}, which is not in progress",
+        )
 
 
 def _check_steps(cut: Cut) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from outlast.errors import InvariantError
 from outlast.model.budgets import Budgets
 from outlast.model.cursor import DatasetCursor, DatasetOrder
-from outlast.model.cut import Anchor, Cut, SamplerState
+from outlast.model.cut import Anchor, Cut, PrefixRef, SamplerState
 from outlast.model.duties import Duties
 from outlast.model.groups import (
     DrawnPrompt,
@@ -61,10 +61,8 @@ class RecoveryState:
         self._budgets = Budgets(plan)
         self._next_position = 0
         self.duties = Duties()
-        self.tokens_per_s = 0.0
-        """Recent decode rate; only reported, so it is no mutation."""
-        self.mutations = 0
-        """Grows with every change a cut would show; never goes back."""
+        self.tokens_per_s = 0.0  # only reported, so it is no mutation
+        self.mutations = 0  # grows with every change that a cut would show
 
     @classmethod
     def restored(
@@ -253,8 +251,8 @@ class RecoveryState:
     def wanted(self, step: Step) -> int:
         """Groups that `step` trains: P, less its shortfall, less what the data no longer gives."""
         full = self._budgets.full(step)
-        if not self.drained or self._budgets.is_owed(step):
-            return full
+        if not self.drained:
+            return full  # once drained, what is still owed can never be drawn
         held = sum(
             1
             for group in self.ledger.groups.values()
@@ -331,7 +329,14 @@ class RecoveryState:
 
     # ------------------------------------------------------------------------------------ cut
 
-    def cut(self, *, sequence: CutSequence, parent: CutSequence | None, anchor: Anchor) -> Cut:
+    def cut(
+        self,
+        *,
+        sequence: CutSequence,
+        parent: CutSequence | None,
+        anchor: Anchor,
+        prefixes: tuple[PrefixRef, ...] = (),
+    ) -> Cut:
         """Everything at this instant: O(groups) pointer copies."""
         return Cut(
             sequence=sequence,
@@ -348,6 +353,7 @@ class RecoveryState:
             reserve=tuple(self._reserve),
             sampler=self._counters,
             settled=self.ledger.settled,
+            prefixes=prefixes,
             applied_steps=self.steps.records,
             shortfalls=self._budgets.shortfalls,
             owed=self._budgets.owed,

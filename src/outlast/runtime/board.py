@@ -17,6 +17,7 @@ from outlast.model.groups import GroupState
 from outlast.model.ids import AttemptKey, TrainerVersion, WeightVersion
 from outlast.model.ids import Sequence as CutSequence
 from outlast.model.state import RecoveryState
+from outlast.runtime.prefixes import FrozenPrefix, Prefix, PrefixBook
 from outlast.telemetry.bus import Bus
 from outlast.world import World
 
@@ -45,10 +46,18 @@ class Signal:
 
 @dataclass(slots=True)
 class InFlight:
-    """Tokens received so far by one attempt, and when it started (monotonic seconds)."""
+    """What one attempt has received so far, and when it started (monotonic seconds)."""
 
     started: float
+    prefix: Prefix | None = None
+    """Grows while the attempt decodes; None where the recovery level does not keep it."""
     tokens: int = 0
+    """Decoded by this attempt; inherited ones are not counted."""
+
+    @property
+    def at_risk(self) -> int:
+        """Tokens that no published cut holds."""
+        return self.tokens if self.prefix is None else self.prefix.tokens - self.prefix.saved
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +84,8 @@ class Board:
     changed: Signal = field(default_factory=Signal)
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
     inflight: dict[AttemptKey, InFlight] = field(default_factory=dict)
+    prefixes: PrefixBook = field(default_factory=PrefixBook)
+    """Tokens of attempts that ended, waiting for the next attempt of their sibling."""
     sealed_since_cut: dict[AttemptKey, int] = field(default_factory=dict)
     """Tokens of rows sealed after the newest published cut."""
     publishing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -103,6 +114,23 @@ class Board:
             self.stopping = reason
         self._stopped.set()
         self.changed.notify()
+
+    def frozen_prefixes(self) -> dict[AttemptKey, FrozenPrefix]:
+        """The tokens that unsealed siblings have received so far, in flight or waiting."""
+        growing = {
+            key: flight.prefix
+            for key, flight in self.inflight.items()
+            if flight.prefix is not None and flight.prefix.tokens
+        }
+        groups = self.state.ledger.groups
+        for (group, sibling), prefix in self.prefixes.waiting():
+            if group in groups:
+                growing[groups[group].siblings[sibling].attempt.key] = prefix
+        return {
+            key: FrozenPrefix.of(prefix)
+            for key, prefix in growing.items()
+            if key.group in groups and not groups[key.group].siblings[key.sibling].sealed
+        }
 
     async def sleep(self, seconds: float) -> bool:
         """Sleep, or less when the life ends; True when the whole time passed."""
@@ -166,7 +194,8 @@ class Board:
     def at_risk(self) -> tuple[int, float]:
         """(tokens, seconds of decoding) that a kill now would cost."""
         now = self.world.clock.monotonic()
-        tokens = sum(self.sealed_since_cut.values()) + sum(f.tokens for f in self.inflight.values())
+        flying = sum(flight.at_risk for flight in self.inflight.values())
+        tokens = sum(self.sealed_since_cut.values()) + flying
         oldest = min((flight.started for flight in self.inflight.values()), default=now)
         since = self.last_snapshot if self.last_snapshot is not None else oldest
         return tokens, max(0.0, now - min(oldest, since)) if tokens else 0.0

@@ -16,6 +16,7 @@ from outlast.model.cut import Anchor, AnchorKind, Cut, covered
 from outlast.model.groups import GroupState
 from outlast.ports import DataPlane, PlaneHandle, Trainer
 from outlast.runtime.board import Board
+from outlast.runtime.prefixes import Frozen, prefix_refs
 from outlast.runtime.store import RunStore
 from outlast.telemetry import events
 
@@ -27,6 +28,7 @@ BYTES_PER_TOKEN = 13
 class _Pending:
     cut: Cut
     handle: PlaneHandle
+    prefixes: Frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +104,14 @@ class CheckpointPump:
     def request(self) -> None:
         """Take the bundled cut of the current version. Nothing may be pending."""
         board = self._board
+        prefixes = board.frozen_prefixes()
         cut = board.state.cut(
-            sequence=board.take_sequence(), parent=board.parent, anchor=board.anchor
+            sequence=board.take_sequence(),
+            parent=board.parent,
+            anchor=board.anchor,
+            prefixes=prefix_refs(prefixes),
         )
-        self._pending = _Pending(cut=covered(cut), handle=self._plane.freeze())
+        self._pending = _Pending(cut=covered(cut), handle=self._plane.freeze(), prefixes=prefixes)
         self._staged = False
 
     @property
@@ -138,7 +144,9 @@ class CheckpointPump:
             async with board.publishing:
                 keys = pending.cut.row_keys
                 rows = await self._plane.save(pending.handle, keys, tree.rows, link=False)
-                published = await self._store.commit(tree, pending.cut, rows)
+                published = await self._store.commit(
+                    tree, pending.cut, rows=rows, prefixes=pending.prefixes
+                )
         except BaseException:
             await self._store.abandon(tree)
             raise

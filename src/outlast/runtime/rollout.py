@@ -5,36 +5,20 @@
 | prompts | sealed siblings, buffered groups | admission, permits, served weights | weights, train |
 
 Laws: S3 (a late result never changes state), S4, L4. A failing prompt is data, never a crash.
-May import: `model`, `ports`, `rows`, `runtime.board`.
+May import: `model`, `ports`, `runtime.board`, `runtime.attempt`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from outlast.errors import DataFailure, InfrastructureFailure, RolloutFailure
-from outlast.model.groups import FailureKind, Group, GroupState, Receipt, RecoveryLevel
-from outlast.model.ids import AttemptKey, GroupId, SiblingIndex, TrainerVersion
-from outlast.model.ledger import Verdict
-from outlast.ports import (
-    DataPlane,
-    Environment,
-    GenerationEngine,
-    GenerationRequest,
-    PromptItem,
-    PromptSource,
-    Rollout,
-    RolloutRequest,
-    SamplingParams,
-    TokenChunk,
-)
-from outlast.rows import Int32, Row
-from outlast.runtime.board import Board, InFlight
-from outlast.runtime.seeds import attempt_seed, sibling_seed
+from outlast.errors import DataFailure
+from outlast.model.groups import FailureKind, Group, GroupState, RecoveryLevel
+from outlast.model.ids import GroupId, SiblingIndex
+from outlast.ports import DataPlane, Environment, GenerationEngine, PromptItem, PromptSource
+from outlast.runtime.attempt import Attempts, AttemptSettings
+from outlast.runtime.board import Board
 from outlast.telemetry import events
 
 
@@ -42,11 +26,8 @@ from outlast.telemetry import events
 class RolloutSettings:
     """What the recipe says about generation and its failures. Times in seconds."""
 
-    seed: int
-    deterministic: bool
-    sampling: SamplingParams
+    attempt: AttemptSettings
     max_inflight_groups: int
-    rollout_timeout_s: float
     backoff_s: float
     backoff_max_s: float
     filter_zero_variance: bool
@@ -71,7 +52,9 @@ class RolloutPump:
     ) -> None:
         self._board = board
         self._settings = settings
-        self._engine = engine
+        self._attempts = Attempts(
+            board, settings.attempt, engine=engine, environment=environment, plane=plane
+        )
         self._environment = environment
         self._prompts = prompts
         self._plane = plane
@@ -185,8 +168,9 @@ class RolloutPump:
             return await board.world.offload(self._prompts.item, group.prompt.index)
         except DataFailure as error:
             sibling = next(s for s in group.siblings if not s.sealed)
-            key = board.state.dispatch(group.id, sibling.index, version=board.acknowledged)
-            self._failed(key, FailureKind.DATA, error)
+            self._attempts.failed(
+                self._attempts.dispatch(group.id, sibling.index), FailureKind.DATA, error
+            )
             return None
 
     async def _siblings(self, group: Group, item: PromptItem) -> None:
@@ -217,8 +201,7 @@ class RolloutPump:
         board, state = self._board, self._board.state
         failures = 0
         while not state.ledger.groups[group_id].siblings[index].sealed:
-            key = state.dispatch(group_id, index, version=board.acknowledged)
-            kind = await self._attempt(key, item)
+            kind = await self._attempts.run(self._attempts.dispatch(group_id, index), item)
             _stand_by_cancellation()
             if kind is None:
                 continue
@@ -229,132 +212,9 @@ class RolloutPump:
             failures += 1
             await asyncio.sleep(delay * (0.5 + board.world.random.random()))
 
-    async def _attempt(self, key: AttemptKey, item: PromptItem) -> FailureKind | None:
-        """One try. None when its row was offered to the ledger, else the budget to charge."""
-        board = self._board
-        started = board.world.clock.monotonic()
-        board.inflight[key] = InFlight(started=started)
-        board.bus.emit(events.AttemptDispatched(key=str(key), version=board.acknowledged))
-        try:
-            async with asyncio.timeout(self._settings.rollout_timeout_s):
-                rollout = await self._environment.rollout(self._request(key, item))
-            await self._seal(key, rollout, seconds=board.world.clock.monotonic() - started)
-            return None
-        except RolloutFailure as error:
-            kind = (
-                FailureKind.DATA if isinstance(error, DataFailure) else FailureKind.INFRASTRUCTURE
-            )
-            return self._failed(key, kind, error)
-        except TimeoutError:
-            late = InfrastructureFailure(f"no answer in {self._settings.rollout_timeout_s:g} s")
-            return self._failed(key, FailureKind.INFRASTRUCTURE, late)
-        finally:
-            board.inflight.pop(key, None)
-
-    def _failed(self, key: AttemptKey, kind: FailureKind, error: RolloutFailure) -> FailureKind:
-        verdict = self._board.state.fail(key, kind)
-        cause = f"{type(error).__name__}: {error}"
-        if verdict is Verdict.ACCEPTED:
-            event = events.AttemptFailed(key=str(key), kind=kind.value, cause=cause)
-            self._board.bus.emit(event)
-        return kind
-
-    def _request(self, key: AttemptKey, item: PromptItem) -> RolloutRequest:
-        turn = 0
-
-        def generate(prompt_ids: Int32, sampling: SamplingParams) -> AsyncIterator[TokenChunk]:
-            nonlocal turn
-            turn += 1
-            seed = attempt_seed(
-                self._settings.seed, key, turn=turn, repeatable=self._settings.deterministic
-            )
-            request = GenerationRequest(
-                id=f"{key}.t{turn}",
-                incarnation=key.incarnation,
-                prompt_ids=prompt_ids,
-                sampling=sampling,
-                seed=seed,
-            )
-            return self._counted(key, request)
-
-        return RolloutRequest(
-            item=item,
-            sampling=self._settings.sampling,
-            seed=sibling_seed(self._settings.seed, key),
-            generate=generate,
-        )
-
-    async def _counted(
-        self, key: AttemptKey, request: GenerationRequest
-    ) -> AsyncIterator[TokenChunk]:
-        board = self._board
-        async for chunk in self._engine.generate(request):
-            board.generated_tokens += len(chunk.ids)
-            if (flight := board.inflight.get(key)) is not None:
-                flight.tokens += len(chunk.ids)
-            yield chunk
-
-    async def _seal(self, key: AttemptKey, rollout: Rollout, *, seconds: float) -> None:
-        """Store the row, then offer it; a row the ledger refuses is released and counted (S3)."""
-        board = self._board
-        row = _row(key, rollout)
-        try:
-            (digest,) = await self._plane.put([row])
-        except asyncio.CancelledError:
-            board.orphan([key])  # stored or not: nobody will name it
-            raise
-        receipt = _receipt(row, rollout, digest, board.acknowledged)
-        board.world.perhaps("rollout.before_seal")
-        verdict = board.state.seal(receipt)
-        if verdict is not Verdict.ACCEPTED:
-            board.bus.emit(events.ResultIgnored(key=str(key), verdict=verdict.value))
-            board.orphan([key])
-            return
-        board.sealed_since_cut[key] = receipt.response_tokens
-        board.bus.emit(
-            events.SiblingSealed(
-                key=str(key),
-                tokens=receipt.response_tokens,
-                reward=receipt.reward,
-                versions=(receipt.min_version, receipt.max_version),
-                seconds=seconds,
-            )
-        )
-        board.world.perhaps("rollout.after_seal")
-        board.changed.notify()
-
 
 def _stand_by_cancellation() -> None:
     """An environment that swallowed our cancellation must not keep an abandoned sibling alive."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _row(key: AttemptKey, rollout: Rollout) -> Row:
-    return Row(
-        key=key,
-        prompt_ids=rollout.prompt_ids,
-        response_ids=rollout.response_ids,
-        logprobs=rollout.logprobs,
-        weight_versions=rollout.weight_versions,
-        loss_mask=rollout.loss_mask,
-        reward=rollout.reward,
-        mask_sample=rollout.mask_sample,
-        extras=rollout.extras,
-    )
-
-
-def _receipt(row: Row, rollout: Rollout, digest: str, served: TrainerVersion) -> Receipt:
-    versions = row.weight_versions[row.loss_mask]
-    return Receipt(
-        key=row.key,
-        digest=digest,
-        reward=float(np.float32(rollout.reward)),  # as the row stores it
-        prompt_tokens=len(row.prompt_ids),
-        response_tokens=len(row.response_ids),
-        min_version=TrainerVersion(int(versions.min())) if len(versions) else served,
-        max_version=TrainerVersion(int(versions.max())) if len(versions) else served,
-        truncated=rollout.truncated,
-        mask_sample=rollout.mask_sample,
-    )

@@ -18,6 +18,7 @@ from outlast.model.cut import Cut
 from outlast.model.ids import AttemptKey
 from outlast.ports import DataPlane, PlaneHandle
 from outlast.runtime.board import Board
+from outlast.runtime.prefixes import Frozen, prefix_refs
 from outlast.runtime.store import RunStore
 from outlast.telemetry import events
 from outlast.telemetry.events import SkipReason
@@ -31,6 +32,7 @@ class _Taken:
     at: float
     hold_s: float
     unsaved: frozenset[AttemptKey]
+    prefixes: Frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +113,12 @@ class SnapshotPump:
         """The cut: one synchronous section."""
         board = self._board
         began = board.world.clock.monotonic()
+        prefixes = board.frozen_prefixes()
         cut = board.state.cut(
-            sequence=board.take_sequence(), parent=board.parent, anchor=board.anchor
+            sequence=board.take_sequence(),
+            parent=board.parent,
+            anchor=board.anchor,
+            prefixes=prefix_refs(prefixes),
         )
         handle = self._plane.freeze()
         return _Taken(
@@ -122,6 +128,7 @@ class SnapshotPump:
             at=began,
             hold_s=board.world.clock.monotonic() - began,
             unsaved=frozenset(board.sealed_since_cut),
+            prefixes=prefixes,
         )
 
     async def _publish(self, taken: _Taken, *, final: bool) -> None:
@@ -132,13 +139,17 @@ class SnapshotPump:
             rows = await self._plane.save(taken.handle, taken.cut.row_keys, tree.rows, link=True)
             saved_at = clock.monotonic()
             board.world.perhaps("snapshot.rows_saved")
-            published = await self._store.commit(tree, taken.cut, rows)
+            published = await self._store.commit(
+                tree, taken.cut, rows=rows, prefixes=taken.prefixes
+            )
         except BaseException:
             await self._store.abandon(tree)
             raise
         board.parent = taken.cut.sequence
         board.last_snapshot = taken.at
         self._published_mutations = taken.mutations
+        for prefix in taken.prefixes.values():
+            prefix.published()
         for key in taken.unsaved & board.sealed_since_cut.keys():
             del board.sealed_since_cut[key]
         board.bus.emit(

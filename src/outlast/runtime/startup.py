@@ -36,6 +36,7 @@ from outlast.model.ids import Incarnation, TrainerVersion
 from outlast.model.state import RecoveryState
 from outlast.ports import DataPlane
 from outlast.runtime.board import Board
+from outlast.runtime.prefixes import PrefixBook
 from outlast.runtime.settings import RunSettings
 from outlast.runtime.store import RunStore, StorePlace
 from outlast.telemetry import events
@@ -287,6 +288,7 @@ class Life:
             anchor=anchor,
             parent=parent,
             next_sequence=self._next_sequence,
+            prefixes=PrefixBook(self._loaded.prefixes if self._loaded else ()),
         )
         return self._board
 
@@ -303,6 +305,7 @@ class Life:
         live = [group for group in cut.groups if group.holds_permit]
         receipts = [receipt for group in live for receipt in group.receipts()]
         tokens = sum(receipt.response_tokens for receipt in receipts)
+        prefix_tokens = sum(prefix.tokens for prefix in cut.prefixes)
         missing = [s for group in live for s in group.siblings if not s.sealed]
         flying = [s for s in missing if s.attempt.state is AttemptState.DISPATCHED]
         self._bus.emit(
@@ -316,12 +319,15 @@ class Life:
                 groups_reused=sum(1 for group in live if group.all_sealed),
                 siblings_reused=len(receipts),
                 tokens_reused=tokens,
+                prefix_tokens_reused=prefix_tokens,
                 attempts_superseded=len(flying),
                 siblings_redispatched=len(missing),
                 orphans=0,
                 rejected=tuple((r.path.name, f"{r.why}: {r.reason}") for r in plan.rejected),
                 load_s=now.monotonic() - self._began,
-                estimated_saved_s=tokens / cut.tokens_per_s if cut.tokens_per_s else 0.0,
+                estimated_saved_s=(tokens + prefix_tokens) / cut.tokens_per_s
+                if cut.tokens_per_s
+                else 0.0,
             )
         )
 

@@ -19,6 +19,7 @@ from outlast.durable.snapshots import Publisher
 from outlast.model.cut import Cut
 from outlast.model.ids import TrainerVersion
 from outlast.ports import SavedFile
+from outlast.runtime.prefixes import Frozen, prefix_rows
 from outlast.telemetry import events
 from outlast.telemetry.bus import Bus
 from outlast.world import World
@@ -111,9 +112,13 @@ class RunStore:
             foreign=Path(tree.directory / names.TRAINER),
         )
 
-    async def commit(self, opened: OpenTree, cut: Cut, rows: Sequence[SavedFile]) -> Published:
+    async def commit(
+        self, opened: OpenTree, cut: Cut, *, rows: Sequence[SavedFile], prefixes: Frozen
+    ) -> Published:
         """Publish; acknowledged when it returns. Retention failures become warnings."""
-        manifest = await self._world.offload(self._publish, opened, cut, rows)
+        manifest = await self._world.offload(
+            self._publish, opened, cut, rows=rows, prefixes=prefixes
+        )
         name = self._name(manifest)
         self.last_published = name
         for warning in await self._world.offload(self._retain, opened.kind):
@@ -130,16 +135,24 @@ class RunStore:
         """Remove an unfinished tree as far as possible; a sweep does the rest."""
         await self._world.offload(opened.tree.abandon)
 
-    def _publish(self, opened: OpenTree, cut: Cut, rows: Sequence[SavedFile]) -> Manifest:
+    def _publish(
+        self, opened: OpenTree, cut: Cut, *, rows: Sequence[SavedFile], prefixes: Frozen
+    ) -> Manifest:
         if opened.kind is TreeKind.SNAPSHOT:
             return self._publisher.publish_snapshot(
-                opened.tree, cut=cut, rows=rows, fingerprint=self._fingerprint, recipe=self._recipe
+                opened.tree,
+                cut=cut,
+                rows=rows,
+                prefixes=prefix_rows(prefixes),
+                fingerprint=self._fingerprint,
+                recipe=self._recipe,
             )
         outcome = cut.metrics.get(str(cut.trainer_version), {})
         return self._publisher.publish_checkpoint(
             opened.tree,
             cut=cut,
             rows=rows,
+            prefixes=prefix_rows(prefixes),
             fingerprint=self._fingerprint,
             recipe=self._recipe,
             metrics=outcome,

@@ -47,6 +47,9 @@ class Restored(Event, frozen=True, kw_only=True, tag=True):
     siblings_reused: int
     """Sealed siblings that are not generated again, in all groups."""
     tokens_reused: int
+    """Of sealed siblings."""
+    prefix_tokens_reused: int
+    """Of unfinished siblings at level token: decoding goes on behind them."""
     attempts_superseded: int
     siblings_redispatched: int
     orphans: int
@@ -66,6 +69,8 @@ class GroupsAdmitted(Event, frozen=True, kw_only=True, tag=True):
 class AttemptDispatched(Event, frozen=True, kw_only=True, tag=True):
     key: str
     version: int
+    prefix_tokens: int
+    """Handed to the engine instead of being decoded again."""
 
 
 class SiblingSealed(Event, frozen=True, kw_only=True, tag=True):

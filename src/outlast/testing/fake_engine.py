@@ -131,6 +131,10 @@ class FakeEngine:
         return weights.version
 
     @property
+    def continues_prefixes(self) -> bool:
+        return True
+
+    @property
     def served(self) -> WeightVersion | None:
         self._pulse.check()
         return self._served

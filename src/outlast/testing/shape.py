@@ -19,7 +19,9 @@ from outlast.model.plan import RunPlan
 from outlast.model.sampler_base import Sampler
 from outlast.model.sampler_kinds import InOrder, ReadyFirst, WeightFifo, Windowed
 from outlast.ports import SamplingParams
+from outlast.runtime.attempt import AttemptSettings
 from outlast.runtime.checkpoint import CheckpointSettings
+from outlast.runtime.attempt import AttemptSettings
 from outlast.runtime.checkpoint import CheckpointSettings
 from outlast.runtime.rollout import RolloutSettings
 from outlast.runtime.settings import RunSettings
@@ -132,11 +134,13 @@ def settings_of(shape: RunShape, *, seed: int, sampler: SamplerFactory | None) -
         grace_s=shape.grace_s,
         must_save_by_s=None,
         rollout=RolloutSettings(
-            seed=seed,
-            deterministic=shape.deterministic,
-            sampling=sampling,
+            attempt=AttemptSettings(
+                seed=seed,
+                repeatable=shape.deterministic,
+                sampling=sampling,
+                timeout_s=shape.rollout_timeout_s,
+            ),
             max_inflight_groups=shape.inflight,
-            rollout_timeout_s=shape.rollout_timeout_s,
             backoff_s=0.5,
             backoff_max_s=4.0,
             filter_zero_variance=shape.filter_zero_variance,

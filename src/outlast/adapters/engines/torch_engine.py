@@ -161,6 +161,10 @@ class TorchEngine:
         self._limits = (0, 0)  # vocabulary size, longest sequence
 
     @property
+    def continues_prefixes(self) -> bool:
+        return True
+
+    @property
     def served(self) -> WeightVersion | None:
         return self._served
 
