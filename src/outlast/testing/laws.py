@@ -25,8 +25,13 @@ FROZEN_MAX = 64
 """Copies of the shadow that are kept: more than any retention keeps cuts."""
 
 
+STEPPED = (GroupState.APPLIED, GroupState.REPLAY)
 RECENT_CUTS = 4
 """Segments of rows that were released since may still be on their way out."""
+
+
+EngineState = Callable[[], tuple[WeightVersion | None, str, tuple[str, ...]]]
+"""What the engine holds: the pair it was given, the weights, running requests of other lives."""
 
 
 class LawBroken(AssertionError):
@@ -47,6 +52,10 @@ class Bounds:
     """Longest time that a save may take when nothing is wrong."""
     keep: int
     """Snapshots that retention keeps."""
+    checkpoints_only: bool
+    """Restore mode trainer_checkpoint."""
+    replay: bool
+    """Anchor policy replay: snapshots need no trainer checkpoint of their own step."""
 
 
 @dataclass(slots=True)
@@ -78,8 +87,13 @@ class Auditor:
         self._board: Board | None = None
         self._attempts: dict[tuple[int, int], str] = {}
         self._stepped: tuple[int, tuple[int, ...]] | None = None
+        self._replay_at: int | None = None
+        """The step that must be executed again next."""
+        self._engine_due = False
+        self.lineage: dict[int, int] = {}
+        """Sequence -> life, of every cut taken along the surviving lineage."""
         self._loaded: tuple[int, str] | None = None
-        self._engine: Callable[[], tuple[WeightVersion | None, str]] = lambda: (None, "")
+        self._engine: EngineState = lambda: (None, "", ())
         self._tasks: Callable[[], set[str]] = set
         self._mutations = -1
         self._eligible_since: float | None = None
@@ -99,7 +113,7 @@ class Auditor:
         life: int,
         pulse: Pulse,
         *,
-        engine: Callable[[], tuple[WeightVersion | None, str]],
+        engine: EngineState,
         bounds: Bounds,
         tasks: Callable[[], set[str]],
     ) -> None:
@@ -109,6 +123,7 @@ class Auditor:
         self._board, self._mutations, self._eligible_since = None, -1, None
         self._attempts.clear()
         self._stepped = self._loaded = None
+        self._replay_at, self._engine_due = None, False
         self._ready = self.restored = False
         self._acknowledged_before = self.newest_acknowledged
         self._saved_mutations = -1
@@ -143,6 +158,7 @@ class Auditor:
         if stepped is not None and shadow.version + 1 == stepped[0] == board.state.version:
             shadow.finish(*stepped)  # a bundled cut is taken before its step is announced
         self._frozen[sequence] = shadow
+        self.lineage[sequence] = self._life
         self._rows_recent.append(self._rows_held)
         self._frozen_mutations[sequence] = board.state.mutations
         while len(self._frozen) > FROZEN_MAX:
@@ -152,8 +168,14 @@ class Auditor:
         """The trainer has taken an optimizer step over `groups`."""
         shadow, siblings = self.shadow, self.bounds.siblings
         ids = tuple(int(group.id) for group in groups)
+        if step <= shadow.version:
+            self._replayed(step, ids, digest)
+            return
         self.require(len(set(ids)) == len(ids), f"S1: step {step} trained a group twice: {ids}")
         self.require(step == shadow.version + 1, f"S7: step {step} at version {shadow.version}")
+        self.require(
+            self._replay_at is None, f"S1: step {step} before step {self._replay_at} was replayed"
+        )
         most = self.bounds.groups_per_step
         self.require(0 < len(ids) <= most, f"S1: step {step} trained {len(ids)} of {most} groups")
         for group in groups:
@@ -175,6 +197,19 @@ class Auditor:
             self._check_age(step, group)
         shadow.weights[step] = digest
         self._stepped = (step, ids)
+
+    def _replayed(self, step: Step, ids: tuple[int, ...], digest: str) -> None:
+        """A step of an earlier life is executed again: same groups, same weights, in order."""
+        shadow = self.shadow
+        before = {group for group, when in shadow.trained.items() if when == step}
+        self.require(step == self._replay_at, f"S1: step {step} is repeated, not replayed")
+        self.require(set(ids) == before, f"S1: step {step} replays {ids}, it had {before}")
+        self.require(
+            digest == shadow.weights.get(step),
+            f"S11: the replay of step {step} gives other weights",
+        )
+        self._replay_at = step + 1 if step < shadow.version else None
+        self.tally.outcomes["replayed"] += 1
 
     def _check_age(self, step: Step, group: SeenGroup) -> None:
         version, bound = step - 1, self.bounds.max_lag
@@ -218,13 +253,9 @@ class Auditor:
         self.shadow, self._ready = Shadow(), True
 
     def _on_Restored(self, event: events.Restored) -> None:
-        self.restored = self._ready = True
+        self.restored = self._ready = self._engine_due = True
         sequence = event.sequence or 0
-        self.require(
-            sequence >= self.newest_acknowledged,
-            f"A2: cut {sequence} was restored, but cut {self.newest_acknowledged} "
-            f"({self.acknowledged.get(self.newest_acknowledged)}) was acknowledged; {event.rejected}",
-        )
+        self._check_choice(sequence, event)
         known = self._frozen.get(sequence)
         self.require(known is not None, f"S7: cut {sequence} was restored, but never taken")
         if known is None:
@@ -232,16 +263,40 @@ class Auditor:
         self.shadow = known.copy()
         if self.bounds.whole_groups:
             self.shadow.forget_incomplete(self.bounds.siblings)
-        self._check_versions(event.trainer_version)
+        self._check_versions(event)
         self._check_restored()
-        self.check_engine()
 
-    def _check_versions(self, version: int) -> None:
-        shadow = self.shadow
+    def _check_choice(self, sequence: int, event: events.Restored) -> None:
+        """A2 and the lineage: the newest acknowledged cut that counts, or a newer one of its line."""
+        newest = self.newest_acknowledged
+        if self.bounds.checkpoints_only:
+            steps = [n for n, name in self.acknowledged.items() if name.startswith("step_")]
+            newest = max((n for n in steps if n <= newest), default=0)
         self.require(
-            version == shadow.version,
-            f"S7: restored at version {version}, the cut was taken at {shadow.version}",
+            sequence >= newest,
+            f"A2: cut {sequence} was restored, but cut {newest} ({self.acknowledged.get(newest)}) "
+            f"was acknowledged; {event.rejected}",
         )
+        self.require(sequence in self.lineage, f"S7: cut {sequence} is not on the lineage")
+
+    def continue_from(self, restored_from: int | None, life: int) -> None:
+        """What the newest incarnation on disk says it restored: cuts beyond that are foreign."""
+        base = restored_from or 0
+        foreign = [n for n, owner in self.lineage.items() if n > base and owner != life]
+        for sequence in foreign:
+            del self.lineage[sequence]
+            self.acknowledged.pop(sequence, None)
+        self.newest_acknowledged = max(self.acknowledged, default=0)
+
+    def _check_versions(self, event: events.Restored) -> None:
+        shadow, version = self.shadow, event.trainer_version
+        self.require(
+            version + event.steps_to_replay == shadow.version,
+            f"S7: restored at version {version} with {event.steps_to_replay} steps to replay, the "
+            f"cut was taken at {shadow.version}",
+        )
+        if event.steps_to_replay:
+            self._replay_at = version + 1
         digest = shadow.weights.get(version)
         self.require(
             self._loaded == (version, digest),
@@ -250,7 +305,9 @@ class Auditor:
 
     def check_engine(self) -> None:
         """After a restore the engine serves this life's weights, whatever it served before."""
-        pair, payload = self._engine()
+        self._engine_due = False
+        pair, payload, foreign = self._engine()
+        self.require(not foreign, f"S3: requests of dead lives run on in the engine: {foreign}")
         version = self.shadow.version
         digest = self.shadow.weights.get(version, INITIAL)
         self.require(
@@ -302,6 +359,8 @@ class Auditor:
     def _on_AttemptDispatched(self, event: events.AttemptDispatched) -> None:
         group, sibling, life = _parse(event.key)
         sealed = self.shadow.live.get(group)
+        if self._engine_due and self._stepped is None:
+            self.check_engine()
         self.require(life == self._life, f"S3: life {self._life} dispatched {event.key}")
         self.require(sealed is not None, f"S3: {event.key} was dispatched for a settled group")
         self.require(
@@ -396,7 +455,7 @@ class Auditor:
         """Rows of unsettled groups, and of applied ones until a checkpoint is durable."""
         state = self._board.state if self._board is not None else None
         groups = state.ledger.groups.values() if state is not None else ()
-        applied = sum(len(g.siblings) for g in groups if g.state is GroupState.APPLIED)
+        applied = sum(len(g.siblings) for g in groups if g.state in STEPPED)
         return applied + self.rows_alive()
 
     def ended(self, how: str) -> None:
@@ -428,7 +487,7 @@ class Auditor:
         except Exception as error:  # boundary: the model's own check found a contradiction
             self.require(False, f"S5: {error}")
         groups = state.ledger.groups
-        unsettled = {int(g) for g, group in groups.items() if group.state is not GroupState.APPLIED}
+        unsettled = {int(g) for g, group in groups.items() if group.state not in STEPPED}
         gone = shadow.live.keys() - unsettled
         for group in gone:
             end_of_data = state.drained and group in shadow.committed
@@ -459,7 +518,7 @@ class Auditor:
             and not self.faulty
             and board.stopping is None
             and not board.training_done
-            and board.state.version == board.anchor.version
+            and (self.bounds.replay or board.state.version == board.anchor.version)
             and board.state.mutations != self._saved_mutations
         )
         if not eligible:

@@ -87,7 +87,7 @@ def _collect(sim: Simulation, result: LineageResult) -> None:
 def _play(sim: Simulation, plan: LineagePlan, result: LineageResult) -> None:
     for number, life in enumerate(plan.lives):
         if number:
-            sim.resume(**({} if life.capacity is None else {"capacity": life.capacity}))
+            sim.resume(**_changes(sim, life))
         _disturb(sim, life)
         end = sim.ended[-1]
         if _spent(end):
@@ -97,8 +97,9 @@ def _play(sim: Simulation, plan: LineagePlan, result: LineageResult) -> None:
         if end.how in ("finished", "nothing_to_do"):
             break
     _calm(sim)
+    modes = {"restore_mode": "latest"}
     for _ in range(CALM_LIVES_MAX):
-        sim.resume()
+        sim.resume(**modes)
         end = sim.run(limit_s=CALM_LIMIT_S)
         if _spent(end):
             result.gave_up = True
@@ -107,6 +108,16 @@ def _play(sim: Simulation, plan: LineagePlan, result: LineageResult) -> None:
             break
         raise LawBroken(f"L1: without faults the life ended with {end}")
     _judge_finished(sim, plan)
+
+
+def _changes(sim: Simulation, life: LifePlan) -> dict[str, object]:
+    """Settings that differ from the last life's. Without a checkpoint there is no such mode."""
+    checkpoints = any(n.startswith("step_") for n in sim.auditor.acknowledged.values())
+    mode = life.restore_mode if checkpoints else "latest"
+    changes: dict[str, object] = {"restore_mode": mode}
+    if life.capacity is not None:
+        changes["capacity"] = life.capacity
+    return changes
 
 
 # ----------------------------------------------------------------------------- one life

@@ -22,15 +22,17 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import msgspec
 
 from outlast.durable import names
 from outlast.durable.audit import AuditReport, audit_run
-from outlast.durable.lineage import cut_state
+from outlast.durable.cutcodec import load_cut
+from outlast.durable.lineage import cut_state, next_incarnation
 from outlast.durable.listing import read_run
 from outlast.durable.manifest import CutState
-from outlast.errors import OutlastError
+from outlast.errors import CorruptData, OutlastError
 from outlast.model.groups import Receipt
 from outlast.model.ids import Incarnation, TrainerVersion
 from outlast.ports import Environment, PromptSource
@@ -114,6 +116,7 @@ class Simulation:
         self._life: SimLife | None = None
         self._kill_at_change: int | None = None
         self._term_at: float | None = None
+        self._adopted = False
         self.auditor = Auditor(self._bounds())
         self._restored: list[events.Restored] = []
         self.resume()
@@ -160,11 +163,12 @@ class Simulation:
         self.marks.begin(life.pulse, kill_at=None)
         self.disk.guard = life.pulse.check
         self.disk.on_change = self._changed
-        self.events, self._term_at = [], None
+        self.events, self._term_at, self._adopted = [], None, False
+        incarnation = self._survey()
         self.auditor.begin(
-            self._next_incarnation(),
+            incarnation,
             life.pulse,
-            engine=lambda: self.engine.loaded,
+            engine=lambda: (*self.engine.loaded, self.engine.foreign_requests(incarnation)),
             bounds=self._bounds(),
             tasks=lambda: {task.get_name() for task in life.loop.tasks()},
         )
@@ -314,7 +318,7 @@ class Simulation:
     # ------------------------------------------------------------------------------ internals
 
     def _bounds(self) -> Bounds:
-        shape = self.shape
+        shape, store = self.shape, self.store
         settings = settings_of(shape, seed=self.seed, sampler=self._sampler)
         return Bounds(
             siblings=shape.siblings,
@@ -322,15 +326,27 @@ class Simulation:
             whole_groups=shape.level == "prompt_group",
             max_lag=settings.sampler().max_lag,
             interval_s=shape.interval_s,
-            save_slack_s=20
-            * (self.store.typical_s + self.store.slow_s * (self.store.slow_share > 0)),
+            save_slack_s=1.0 + 40 * store.typical_s + 6 * store.slow_s * (store.slow_share > 0),
             keep=shape.keep_latest_k,
+            checkpoints_only=shape.restore_mode == "trainer_checkpoint",
+            replay=shape.anchor_policy == "replay",
         )
 
-    def _next_incarnation(self) -> int:
+    def _survey(self) -> Incarnation:
+        """Look at the disk before a life: its number, the lineage, and A3: live names are whole."""
         with self._reading():
-            listing = read_run(self.disk, RUN_DIR, verify="names")
-        return max((record.number for record in listing.incarnations), default=0) + 1
+            listing = read_run(self.disk, RUN_DIR, verify="manifest")
+            defects = []
+            for cut in listing.cuts:
+                try:
+                    load_cut(self.disk, RUN_DIR, cut)
+                except CorruptData as error:
+                    defects.append(str(error))
+        self.auditor.require(not defects, f"A3: a live name that is not whole: {defects}")
+        if listing.incarnations:
+            record = listing.incarnations[-1]
+            self.auditor.continue_from(record.restored_from, record.number)
+        return next_incarnation(listing)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -344,6 +360,8 @@ class Simulation:
             disk.guard, disk.fault, disk.calls = guard, fault, calls
 
     def _changed(self, what: str) -> None:
+        if not self._adopted:
+            self._check_untouched(what)
         if self._kill_at_change is None:
             return
         self._kill_at_change -= 1
@@ -351,6 +369,17 @@ class Simulation:
             self._kill_at_change = None
             self.life.pulse.kill(f"killed at {what}")
             self.life.pulse.check()
+
+    def _check_untouched(self, what: str) -> None:
+        """A6: before adoption nothing but the lock and the run directory itself changes."""
+        operation, path = what.split(" ", 1)
+        place = PurePosixPath(path)
+        if place.parent == RUN_DIR / "incarnations":
+            self._adopted = True
+            return
+        first = (RUN_DIR, RUN_DIR.parent, RUN_DIR / "run.json", RUN_DIR / "lock")
+        made = operation in ("mkdir", "fsync_dir") or place.name.endswith("_run.json")
+        self.auditor.require(place in first or made, f"A6: {what} before the run was adopted")
 
     def _record(self, event: events.AnyEvent, wall: float, /) -> None:
         """Sink: keep the event, and schedule what its script adds."""
@@ -371,7 +400,8 @@ class Simulation:
     def _check_disk_bounds(self) -> None:
         """S12 right after a publication and its retention."""
         with self._reading():
-            live = [n for n in self.disk.list(RUN_DIR / "snapshots") if names.parse_snapshot(n)]
+            found = map(names.parse_snapshot, self.disk.list(RUN_DIR / "snapshots"))
+            live = [sequence for sequence in found if sequence in self.auditor.lineage]
             segments = self.disk.list(RUN_DIR / "segments")
         self.auditor.check_disk(live=len(live), segments=len(segments))
 
@@ -438,7 +468,8 @@ class Simulation:
                 took <= grace + GRACE_SLACK_S,
                 f"L3: {took:.1f} s from SIGTERM to the end, the grace is {grace:.0f} s",
             )
-            calm = ended.how in ("preempted", "nothing_to_do", "finished") or auditor.faulty
+            calm = ended.how in ("preempted", "nothing_to_do", "finished")
+            calm = calm or auditor.faulty or "TrainerBroke" in ended.message
             auditor.require(calm, f"L3: SIGTERM ended the life with {ended}")
         if auditor.broken is not None:
             raise auditor.broken
