@@ -78,6 +78,7 @@ def test_the_restore_report_and_the_end_stay_on_the_screen() -> None:
     panel, above = rendered(samples.started(), samples.restored(), *run()[1:], ENDED)
     assert "resumed from snapshot_000007 on trainer state step_12, taken 4.2 s ago" in above
     assert "402 finished responses, 48.2 k tokens, 31 whole groups" in above
+    assert "1.9 k tokens of unfinished responses" in above
     assert "96 responses to generate (96 were cut off)" in above
     assert "2 steps to replay from stored rows" in above
     assert "snapshot_000008: corrupt: state.json has another digest" in above
@@ -123,6 +124,8 @@ def test_a_pipe_gets_one_line_per_step() -> None:
     ("event", "text"),
     [
         (events.Warned(message="m"), "warning: m"),
+        (samples.replayed(12), "step 12 replayed in 800 ms"),
+        (samples.replayed(12, loss=(0.5, 0.25)), "another outcome: loss 0.5 → 0.25"),
         (events.Stalled(seconds=12, waiting=(("train", "groups"),)), "train waits for groups"),
         (events.AttemptFailed(key="k", kind="data", cause="c"), "attempt k failed (data): c"),
         (events.GroupDropped(group=4, reason="gave_up"), "group 4 given up"),
@@ -144,7 +147,7 @@ def test_json_lines_are_the_noteworthy_events() -> None:
     for event in samples.one_of_each():
         display(event, 1.0)
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [line["event"] for line in lines][:3] == ["RunStarted", "Restored", "StepFinished"]
+    assert [line["event"] for line in lines][:3] == ["RunStarted", "Restored", "StepReplayed"]
     assert lines[1]["siblings_reused"] == 402 and lines[1]["anchor"] == "step_12"
     assert {line["event"] for line in lines} >= {"Warned", "RunEnded", "SnapshotSkipped"}
 

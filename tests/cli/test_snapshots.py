@@ -70,7 +70,7 @@ def test_a_damaged_manifest_is_corrupt_in_the_listing(run_dir: Path, outlast) ->
 
 def test_a_cut_that_nobody_continued_is_foreign(tmp_path: Path, outlast) -> None:
     first = Life(tmp_path)
-    first.step()
+    first.admit(3)
     first.snapshot()
     second = Life(tmp_path)
     second.step()

@@ -151,11 +151,7 @@ class Life:
         else:
             cut = loaded.cut
             self.parent = cut.sequence
-            self.anchor = Anchor(
-                kind=AnchorKind.CHECKPOINT if cut.trainer_version else AnchorKind.BOOTSTRAP,
-                version=cut.trainer_version,
-                history=cut.history,
-            )
+            self.anchor = cut.anchor
             self.state = RecoveryState.restored(
                 plan(),
                 sampler=sampler,
@@ -194,6 +190,10 @@ class Life:
             held = state.select(at_least=PER_STEP, at_most=PER_STEP)
         state.claim(held, state.version + 1)  # type: ignore[arg-type]
         state.apply(held, chunks=(len(held),), outcome={"loss": 0.5})
+
+    def replay(self) -> None:
+        """Execute the oldest step above the anchor again."""
+        self.state.replay({"loss": 0.5})
 
     def drop(self, group: GroupId) -> None:
         self.state.give_up(group)

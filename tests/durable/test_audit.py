@@ -133,6 +133,28 @@ def test_a_replayed_step_is_not_trained_twice(tmp_path: Path) -> None:
     assert [life.replayed for life in report.incarnations] == [0, 0, 1]
 
 
+def test_lives_that_replay_step_by_step_train_nothing_twice(tmp_path: Path) -> None:
+    first = Life(tmp_path)
+    for _ in range(3):
+        first.step()
+    first.snapshot()  # at version 3, above the bootstrap anchor
+    second = Life(tmp_path)
+    second.replay()
+    second.checkpoint()  # of version 1, steps 2 and 3 still to come
+    report = audit(tmp_path)
+    assert report.violations == ()
+    assert (report.cut, report.trainer_version, report.trained) == ("step_000001", 1, 6)
+    third = Life(tmp_path)
+    third.replay()
+    third.replay()
+    third.step()
+    third.snapshot()
+    report = audit(tmp_path)
+    assert report.violations == ()
+    assert (report.trainer_version, report.trained) == (4, 8)
+    assert [life.replayed for life in report.incarnations] == [0, 1, 2]
+
+
 def test_the_audit_changes_nothing(run: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
     audit(run)

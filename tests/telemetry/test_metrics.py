@@ -73,9 +73,16 @@ def test_a_step_gives_throughput_and_the_staleness_histogram() -> None:
 def test_a_restore_sets_the_abscissa_and_counts_what_came_back() -> None:
     view = MetricsView()
     found = {p.name: p for p in view(samples.restored()) if isinstance(p, Point)}
-    assert found["rollout/recovered_tokens"] == Point("rollout/recovered_tokens", 12, 48_213.0)
+    assert found["rollout/recovered_tokens"] == Point("rollout/recovered_tokens", 12, 50_113.0)
     assert found["rollout/recovery/candidates_rejected"].value == 1.0
     assert found["timing/rollout_recovery/load_seconds"].value == pytest.approx(0.31)
+
+
+def test_a_replayed_step_moves_the_abscissa() -> None:
+    view = MetricsView()
+    found = {p.name: p for p in view(samples.replayed(11, loss=(0.1, 0.2))) if isinstance(p, Point)}
+    assert found["rollout/recovery/replay_differences"].value == 1.0
+    assert found["timing/rollout_recovery/replay_step_seconds"].step == 11
 
 
 def test_gauges_before_the_first_snapshot_have_no_age() -> None:

@@ -33,7 +33,13 @@ def test_a_step_shows_the_reward_of_the_groups_it_trained() -> None:
 
 def test_the_trainer_metric_wins_and_unknown_rewards_stay_unknown() -> None:
     event = events.StepFinished(
-        step=1, groups=(7,), chunks=(1,), metrics={"reward_mean": 0.9}, lags=(), wait_s=0.0, train_s=0.0
+        step=1,
+        groups=(7,),
+        chunks=(1,),
+        metrics={"reward_mean": 0.9},
+        lags=(),
+        wait_s=0.0,
+        train_s=0.0,
     )
     assert fold(samples.committed(7, 0.1), event).rewards[-1] == 0.9
     unknown = fold(samples.step(1))  # its groups were committed in an earlier life
@@ -51,4 +57,4 @@ def test_everything_is_folded() -> None:
     assert progress.snapshot == samples.published()
     assert progress.validations == [samples.validation()]
     assert progress.ended is not None and progress.ended.last_cut == "snapshot_000008"
-    assert progress.last_wall == 118.0
+    assert progress.last_wall == 119.0

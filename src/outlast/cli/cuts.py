@@ -67,6 +67,9 @@ class Contents(CutRow, frozen=True, kw_only=True):
     rows: int
     tokens: int
     """Response tokens in sealed rows."""
+    prefixes: int
+    """Unfinished responses whose tokens are saved too."""
+    prefix_tokens: int
     reserve: int
     drawn: int
     trained: int
@@ -192,6 +195,8 @@ def contents(run_dir: PurePosixPath, found: FoundCut, *, listing: RunListing) ->
         siblings_missing=sum(not sibling.sealed for sibling in siblings),
         rows=len(receipts),
         tokens=sum(receipt.response_tokens for receipt in receipts),
+        prefixes=len(cut.prefixes),
+        prefix_tokens=sum(prefix.tokens for prefix in cut.prefixes),
         reserve=len(cut.reserve),
         drawn=cut.drawn,
         trained=cut.settled.trained,
@@ -229,6 +234,7 @@ def view(c: Contents) -> str:
         ("groups", ", ".join(f"{n} {state}" for state, n in groups.items()) or "none unsettled"),
         ("responses", f"{c.siblings_sealed:,} sealed, {c.siblings_missing:,} to generate"),
         ("rows", f"{c.rows:,} rows, {fmt.count(c.tokens)} response tokens"),
+        ("prefixes", _prefixes(c)),
         ("prompts", _prompts(c, dropped)),
         ("cursor", _cursor(c)),
         ("sampler", f"{c.sampler['name']}: " + ", ".join(f"{v} {k}" for k, v in sampler.items())),
@@ -239,6 +245,12 @@ def view(c: Contents) -> str:
         ("history", c.history[:16]),
     ]
     return f"{c.id} (cut {c.sequence})\n{fmt.table([line for line in lines if line[1]])}"
+
+
+def _prefixes(c: Contents) -> str:
+    if not c.prefixes:
+        return ""
+    return f"{c.prefixes:,} unfinished responses, {fmt.count(c.prefix_tokens)} tokens kept"
 
 
 def _prompts(c: Contents, dropped: str) -> str:

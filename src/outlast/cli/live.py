@@ -89,6 +89,7 @@ _TOLD = (
     events.RunStarted
     | events.Restored
     | events.StepFinished
+    | events.StepReplayed
     | events.CheckpointPublished
     | events.SnapshotPublished
     | events.SnapshotSkipped
@@ -134,7 +135,7 @@ class PlainLines(_Quiet):
             case events.StepFinished():
                 assert self._progress.last_step is not None
                 return report.step_line(self._progress.last_step, self._progress, now=wall)
-            case events.ValidationFinished():
+            case events.ValidationFinished() | events.StepReplayed():
                 return report.note(event)
             case events.SnapshotPublished() if event.final:
                 return report.note(event)

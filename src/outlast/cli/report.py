@@ -43,13 +43,15 @@ def _source(event: events.Restored) -> str:
 
 
 def _kept(event: events.Restored) -> str:
-    if not event.siblings_reused:
+    if not event.siblings_reused and not event.prefix_tokens_reused:
         return "no finished response stood in it"
     text = (
         f"{fmt.plural(event.siblings_reused, 'finished response')}, "
         f"{fmt.count(event.tokens_reused)} tokens, "
         f"{fmt.plural(event.groups_reused, 'whole group')}"
     )
+    if event.prefix_tokens_reused:
+        text += f"\n{fmt.count(event.prefix_tokens_reused)} tokens of unfinished responses"
     if event.estimated_saved_s > 0:
         text += f"\nabout {fmt.duration(event.estimated_saved_s)} of generation saved"
     return text
@@ -108,6 +110,8 @@ def note(event: AnyEvent) -> str | None:
                 f"{kind} {event.sequence}: {fmt.plural(event.rows, 'row')}, "
                 f"{fmt.size(event.bytes_written)} new, loop held {1e3 * event.hold_s:.1f} ms"
             )
+        case events.StepReplayed() if not event.differences:
+            return f"step {event.step} replayed in {fmt.duration(event.seconds)}"
         case events.ValidationFinished():
             return f"validation at version {event.version}: reward {event.reward:.3f}"
         case _:
@@ -120,6 +124,9 @@ def trouble(event: AnyEvent) -> str | None:
         case events.SnapshotSkipped() if event.reason not in QUIET_SKIPS:
             detail = f": {event.detail}" if event.detail else ""
             return f"snapshot skipped ({event.reason}){detail}"
+        case events.StepReplayed() if event.differences:
+            told = (f"{k} {was:.6g} → {now:.6g}" for k, (was, now) in event.differences.items())
+            return f"step {event.step} replayed with another outcome: {', '.join(told)}"
         case events.Stalled():
             waits = "; ".join(f"{who} waits for {what}" for who, what in event.waiting)
             return f"no progress for {fmt.duration(event.seconds)}: {waits or 'nobody waits'}"

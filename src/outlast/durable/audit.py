@@ -220,15 +220,18 @@ class _Account:
             self.violation(f"prompts of {len(self.datasets)} datasets: {sorted(self.datasets)}")
 
     def _check_position(self, cut: Cut) -> None:
-        if cut.trainer_version != self.version:
+        # Above its version stand the steps that a life was still replaying when it took the cut.
+        reaches = max((int(r.step) for r in cut.applied_steps), default=cut.trainer_version)
+        reaches = max(reaches, cut.trainer_version)
+        if reaches != self.version:
             self.violation(
-                f"{self._where}: is of version {cut.trainer_version}, the logs lead to "
-                f"{self.version}"
+                f"{self._where}: reaches version {reaches}, the logs lead to {self.version}"
             )
-        if cut.history != self.histories[self.version]:
+        logged = self.histories.get(cut.trainer_version, "none")
+        if cut.history != logged:
             self.violation(
                 f"{self._where}: its history is {cut.history[:12]}, that of the logs is "
-                f"{self.histories[self.version][:12]}"
+                f"{logged[:12]}"
             )
 
     def _check_groups(self, cut: Cut) -> None:
@@ -337,8 +340,8 @@ def _report(
         run=None if listing.run is None else listing.run.run,
         cut=None if newest.found is None else newest.found.path.name,
         rejected=newest.rejected,
-        trainer_version=account.version,
-        history=account.histories[account.version],
+        trainer_version=0 if newest.loaded is None else newest.loaded.cut.trainer_version,
+        history=GENESIS if newest.loaded is None else newest.loaded.cut.history,
         drawn=0 if newest.loaded is None else newest.loaded.cut.drawn,
         trained=len(account.trained),
         dropped=len(account.dropped),

@@ -26,6 +26,7 @@ from outlast.telemetry.events import (
     SnapshotPublished,
     SnapshotSkipped,
     StepFinished,
+    StepReplayed,
     ValidationFinished,
     WeightsServed,
 )
@@ -78,6 +79,9 @@ class MetricsView:
             case Restored():
                 self._step = event.trainer_version
                 return self._points(_restored(event))
+            case StepReplayed():
+                self._step = event.step
+                return self._points(_replayed(event))
             case CheckpointPublished():
                 return self._points(_checkpoint(event))
             case Gauges():
@@ -165,7 +169,9 @@ def _restored(event: Restored) -> dict[str, float]:
     return {
         "timing/rollout_recovery/load_seconds": event.load_s,
         "timing/rollout_recovery/estimated_saved_seconds": event.estimated_saved_s,
-        "rollout/recovered_tokens": event.tokens_reused,
+        "rollout/recovered_tokens": event.tokens_reused + event.prefix_tokens_reused,
+        "rollout/recovery/tokens_reused": event.tokens_reused,
+        "rollout/recovery/prefix_tokens_reused": event.prefix_tokens_reused,
         "rollout/recovery/groups_reused": event.groups_reused,
         "rollout/recovery/siblings_reused": event.siblings_reused,
         "rollout/recovery/siblings_redispatched": event.siblings_redispatched,
@@ -173,6 +179,13 @@ def _restored(event: Restored) -> dict[str, float]:
         "rollout/recovery/steps_to_replay": event.steps_to_replay,
         "rollout/recovery/orphans": event.orphans,
         "rollout/recovery/candidates_rejected": len(event.rejected),
+    }
+
+
+def _replayed(event: StepReplayed) -> dict[str, float]:
+    return {
+        "timing/rollout_recovery/replay_step_seconds": event.seconds,
+        "rollout/recovery/replay_differences": len(event.differences),
     }
 
 

@@ -23,6 +23,7 @@ from outlast.telemetry.events import (
     SnapshotPublished,
     SnapshotSkipped,
     StepFinished,
+    StepReplayed,
     ValidationFinished,
     WeightsServed,
 )
@@ -95,6 +96,8 @@ class Progress:
                 self.restored, self.version = event, event.trainer_version
             case StepFinished():
                 self._finished(event)
+            case StepReplayed():
+                self.version = event.step
             case Gauges():
                 self.gauges, self.gauges_wall = event, wall
                 self.version, self.served = event.trainer_version, event.served_version
