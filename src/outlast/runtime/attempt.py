@@ -176,6 +176,7 @@ class Attempts:
                 flight.tokens += len(chunk.ids)
             if record is not None:
                 record.append(chunk)
+                board.prefix_tokens += len(chunk.ids)
             yield chunk
 
     # -------------------------------------------------------------------------------- sealing

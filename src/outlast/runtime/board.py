@@ -81,6 +81,8 @@ class Board:
     last_snapshot: float | None = None
     """Monotonic time of the newest published cut's instant."""
     generated_tokens: int = 0
+    prefix_tokens: int = 0
+    """Generated tokens that were recorded in a prefix; only ever grows."""
     changed: Signal = field(default_factory=Signal)
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
     inflight: dict[AttemptKey, InFlight] = field(default_factory=dict)

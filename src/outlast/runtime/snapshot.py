@@ -28,7 +28,7 @@ from outlast.telemetry.events import SkipReason
 class _Taken:
     cut: Cut
     handle: PlaneHandle
-    mutations: int
+    mutations: tuple[int, int]
     at: float
     hold_s: float
     unsaved: frozenset[AttemptKey]
@@ -61,7 +61,7 @@ class SnapshotPump:
         self._plane = plane
         self._store = store
         self._failures = 0
-        self._published_mutations: int | None = None
+        self._published_mutations: tuple[int, int] | None = None
 
     async def run(self) -> None:
         """Attempt a snapshot at every multiple of the interval until the life ends."""
@@ -105,9 +105,13 @@ class SnapshotPump:
         state, anchor = self._board.state, self._board.anchor
         if state.version != anchor.version and not self._settings.replay:
             return SkipReason.MISSING_TRAINER_ANCHOR
-        if state.mutations == self._published_mutations:
+        if self._mutations() == self._published_mutations:
             return SkipReason.NO_MUTATIONS
         return None
+
+    def _mutations(self) -> tuple[int, int]:
+        """What a cut would show differs when this does; growing prefixes count too."""
+        return self._board.state.mutations, self._board.prefix_tokens
 
     def _take(self) -> _Taken:
         """The cut: one synchronous section."""
@@ -124,7 +128,7 @@ class SnapshotPump:
         return _Taken(
             cut=cut,
             handle=handle,
-            mutations=board.state.mutations,
+            mutations=self._mutations(),
             at=began,
             hold_s=board.world.clock.monotonic() - began,
             unsaved=frozenset(board.sealed_since_cut),
