@@ -48,7 +48,7 @@ class _Layer:
     norm_2: Tensor
     gate_up: Tensor
     down: Tensor
-    cache: Tensor  # [slots, length, 2 * kv_heads, head_dim]: keys, then values
+    cache: Tensor  # [slots, 2 * kv_heads, length, head_dim]: keys, then values
 
 
 class LlamaDecoder:
@@ -84,7 +84,7 @@ class LlamaDecoder:
             norm_2=zeros(self._hidden),
             gate_up=zeros(2 * self._inner, self._hidden),
             down=zeros(self._hidden, self._inner),
-            cache=zeros(0, 0, 2 * self._kv, self._dim),
+            cache=zeros(0, 2 * self._kv, 0, self._dim),
         )
 
     def _rotary(self, config: Any) -> tuple[Tensor, Tensor]:
@@ -134,13 +134,13 @@ class LlamaDecoder:
         new_slots = self._slots if slots <= self._slots else max(slots, 2 * self._slots)
         for layer in self._layers:
             old = layer.cache
-            layer.cache = torch.zeros(new_slots, new_length, *old.shape[2:], **self._new)
-            layer.cache[: old.shape[0], : old.shape[1]] = old
+            layer.cache = torch.zeros(new_slots, 2 * self._kv, new_length, self._dim, **self._new)
+            layer.cache[: old.shape[0], :, : old.shape[2]] = old
         self._slots, self._length = new_slots, new_length
 
     def copy_slot(self, source: int, target: int, *, length: int) -> None:
         for layer in self._layers:
-            layer.cache[target, :length] = layer.cache[source, :length]
+            layer.cache[target, :, :length] = layer.cache[source, :, :length]
 
     def drop_last(self, slots: int) -> None:
         """Nothing to do: what a slot held is overwritten before it is read again."""
@@ -156,7 +156,7 @@ class LlamaDecoder:
         group = self._heads // self._kv
         for layer in self._layers:
             q, kv = self._project(layer, x, rotary=rotary)
-            layer.cache[first : first + count, :width] = kv
+            layer.cache[first : first + count, :, :width] = kv.transpose(1, 2)
             k, v = (part.transpose(1, 2) for part in kv.split(self._kv, dim=2))
             attended = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
@@ -184,8 +184,8 @@ class LlamaDecoder:
             mask = mask[:, None, None]
         for layer in self._layers:
             q, kv = self._project(layer, x, rotary=rotary)
-            layer.cache[rows, places] = kv[:, 0]
-            cached = layer.cache[first : first + count, :width].transpose(1, 2)
+            layer.cache[rows, :, places] = kv[:, 0]
+            cached = layer.cache[first : first + count, :, :width]
             attended = F.scaled_dot_product_attention(
                 # All queries that share a key head attend as if they were positions of one head.
                 q.view(count, self._kv, -1, self._dim),
