@@ -46,6 +46,8 @@ class LifePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     disk_faults: tuple[DiskFault, ...] = ()
     capacity: int | None = None
     """Permits from this life on; None keeps them."""
+    restore_mode: Literal["latest", "trainer_checkpoint"] = "latest"
+    """How this life starts; snapshots that it leaves aside become foreign."""
 
 
 class LineagePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +78,7 @@ def draw_plan(seed: int) -> LineagePlan:
         trainer_faults={} if rng.random() < 0.6 else _trainer(rng, shape),
         poison=_prompts(rng, shape) if not twin else (),
         unreadable=_prompts(rng, shape) if not twin else (),
-        lives=tuple(_life(rng, shape) for _ in range(rng.randint(2, 5))),
+        lives=tuple(_life(rng, shape) for _ in range(rng.randint(2, 6))),
         twin=twin,
     )
 
@@ -99,6 +101,8 @@ def _shape(rng: random.Random, seed: int, *, twin: bool) -> RunShape:
         chunk_groups_min=rng.randint(1, P),
         inflight=rng.choice((1, 2, 64, 64)),
         save_period=rng.choice((1, 1, 1, 2, 3)),
+        anchor_policy=rng.choice(("exact", "exact", "replay")),
+        max_replay_steps=rng.choice((1, 2, 8)),
         interval_s=rng.choice((0.3, 0.8, 0.8, 2.0, None)),
         keep_latest_k=rng.randint(1, 3),
         replace_dropped=rng.random() < 0.5,
@@ -160,6 +164,7 @@ def _life(rng: random.Random, shape: RunShape) -> LifePlan:
         power_cut=rng.random() < 0.5,
         disk_faults=_disk_faults(rng),
         capacity=needed if rng.random() < 0.1 else None,
+        restore_mode="trainer_checkpoint" if rng.random() < 0.1 else "latest",
     )
 
 
@@ -168,7 +173,7 @@ def _disk_faults(rng: random.Random) -> tuple[DiskFault, ...]:
         return ()
     return tuple(
         DiskFault(
-            after_s=round(rng.random() * 4, 3),
+            after_s=0.0 if rng.random() < 0.3 else round(rng.random() * 4, 3),
             kind=rng.choice(("EIO", "ENOSPC", "short write")),
             lasts_s=rng.choice((0.0, 0.0, 0.5, 3.0)),
         )

@@ -125,11 +125,13 @@ def settings_of(shape: RunShape, *, seed: int, sampler: SamplerFactory | None) -
         take_over=False,
         checkpoints=CheckpointSettings(
             save_period=shape.save_period,
-            replay=False,
-            max_replay_steps=8,
+            replay=shape.anchor_policy == "replay",
+            max_replay_steps=shape.max_replay_steps,
             applied_bytes_max=1 << 30,
         ),
-        snapshots=SnapshotSettings(interval_s=shape.interval_s, failures_max=3, replay=False),
+        snapshots=SnapshotSettings(
+            interval_s=shape.interval_s, failures_max=3, replay=shape.anchor_policy == "replay"
+        ),
         retention=RetentionSettings(keep_latest_k=shape.keep_latest_k),
         grace_s=shape.grace_s,
         must_save_by_s=None,
