@@ -119,6 +119,10 @@ class CrashDisk:
         """A new disk as a mere process kill leaves it: everything written stays."""
         return CrashDisk(self.visible(), links=self._links)
 
+    def rot(self, path: PurePosixPath, *, at: int) -> None:
+        """Flip the lowest bit of one byte, as a failing medium does, unseen by anyone."""
+        self._file(path).content[at] ^= 1
+
     # ----------------------------------------------------------------------- bookkeeping
 
     @contextlib.contextmanager

@@ -287,18 +287,20 @@ def drawn_image(dirs: Dirs, files: FileNodes, rng: random.Random) -> Image:
 
 def rotten_images(image: Image) -> Iterator[tuple[str, Image]]:
     """Model R: one inode truncated or flipped, or one name missing; (what happened, tree)."""
-    seen: set[int] = set()
+    names: dict[int, list[str]] = {}
     for path, inode in image.paths():
-        if inode in image.dirs:
-            continue
+        if inode in image.files:
+            names.setdefault(inode, []).append(path)
+    for inode, paths in names.items():  # a hard link rots under all its names at once
         data = image.files[inode]
-        if inode not in seen and data:  # a hard link rots under all its names at once
-            seen.add(inode)
-            middle = len(data) // 2
-            flips = [("flipped", _flip(data, at)) for at in sorted({0, middle, len(data) - 1})]
-            for what, bad in (("truncated", data[:middle]), ("emptied", b""), *flips):
-                yield f"{path} {what}", Image(image.dirs, {**image.files, inode: bad})
-        yield f"{path} missing", _without(image, path)
+        middle = len(data) // 2
+        flips = [_flip(data, at) for at in sorted({0, middle, len(data) - 1}) if data]
+        damaged = [("flipped", bad) for bad in flips]
+        damaged += [("truncated", data[:middle]), ("emptied", b"")] if data else []
+        for what, bad in damaged:
+            yield f"{' = '.join(paths)} {what}", Image(image.dirs, {**image.files, inode: bad})
+        for path in paths:
+            yield f"{path} missing", _without(image, path)
 
 
 def _flip(data: bytes, at: int) -> bytes:
