@@ -69,6 +69,16 @@ def test_saves_do_not_push_trouble_out_of_sight() -> None:
     assert panel.count(" saved: ") == 1 and "step_19 saved" in panel
 
 
+def test_skipped_snapshots_are_counted_beside_the_age_of_the_last() -> None:
+    waiting = samples.skipped(SkipReason.MISSING_TRAINER_ANCHOR)
+    idle = samples.skipped(SkipReason.NO_MUTATIONS)
+    panel, _ = rendered(samples.started(), samples.published(), idle, waiting, waiting)
+    assert "snapshot_000008 · since then 2 skipped: missing_trainer_anchor" in panel
+    assert "no_mutations" not in panel
+    panel, _ = rendered(samples.started(), waiting, samples.published())
+    assert "skipped" not in panel
+
+
 def test_the_newest_cut_is_named_whatever_its_kind() -> None:
     panel, _ = rendered(samples.started(), samples.published(8), samples.checkpoint(14))
     assert "ago · step_14" in panel

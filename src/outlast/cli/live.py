@@ -24,7 +24,7 @@ from rich.text import Text
 from outlast.cli import format as fmt
 from outlast.cli import report
 from outlast.telemetry import events
-from outlast.telemetry.events import AnyEvent
+from outlast.telemetry.events import AnyEvent, SkipReason
 from outlast.telemetry.progress import Progress, StepView
 from outlast.telemetry.sinks import encode_line
 
@@ -326,7 +326,11 @@ def _saved_cell(progress: Progress, now: float) -> Text:
         assert snapshot is not None
         name = snapshot.id
     cell = Text(f"{fmt.duration(max(0.0, now - progress.saved_wall))} ago")
-    return cell.append(f" · {name}", style="dim")
+    cell.append(f" · {name}", style="dim")
+    for reason, times in progress.skipped_since_save.items():
+        if reason != SkipReason.NO_MUTATIONS:
+            cell.append(f" · since then {times} skipped: {reason}", style="yellow")
+    return cell
 
 
 def _cost_cell(gauges: events.Gauges) -> Text:

@@ -81,6 +81,7 @@ class Progress:
     dropped: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
+    skipped_since_save: Counter[str] = field(default_factory=Counter)
     ended: RunEnded | None = None
     last_wall: float | None = None
     _tokens: int = 0
@@ -103,8 +104,10 @@ class Progress:
                 self.version, self.served = event.trainer_version, event.served_version
             case SnapshotPublished():
                 self.snapshot, self.saved_wall = event, wall
+                self.skipped_since_save.clear()
             case CheckpointPublished():
                 self.checkpoint, self.saved_wall = event, wall
+                self.skipped_since_save.clear()
             case ValidationFinished():
                 self.validations.append(event)
             case WeightsServed():
@@ -132,6 +135,7 @@ class Progress:
                 self.failures[event.kind] += 1
             case SnapshotSkipped():
                 self.skipped[event.reason] += 1
+                self.skipped_since_save[event.reason] += 1
             case _:
                 pass
 
