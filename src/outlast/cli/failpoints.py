@@ -34,6 +34,7 @@ FAILPOINTS: Mapping[str, str] = {
     "start.adopted": "the incarnation has its number; debris is not swept, no identity written",
     "start.swept": "debris is swept and identities are written; nothing runs yet",
     "start.trainer_loaded": "engine fenced and trainer loaded; no weights pushed",
+    "replay.stepped": "a step of an earlier life is executed again from stored rows",
     "start.ready": "weights acknowledged and restore reported; nothing dispatched yet",
     "rollout.admitted": "prompts are drawn and owned by their groups; nothing dispatched",
     "rollout.before_seal": "a row stands in the plane, its sibling is not sealed",

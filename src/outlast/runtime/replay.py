@@ -35,6 +35,7 @@ async def replay(board: Board, *, trainer: Trainer, checkpoints: CheckpointPump)
         began = board.world.clock.monotonic()
         metrics = await _execute(board, record, trainer=trainer)
         board.state.replay(metrics)
+        board.world.perhaps("replay.stepped")
         replayed += 1
         board.bus.emit(
             events.StepReplayed(
