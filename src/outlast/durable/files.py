@@ -319,6 +319,15 @@ def make_directory(files: Files, path: PurePosixPath) -> None:
         files.fsync_dir(path.parent)
 
 
+def make_directories(files: Files, path: PurePosixPath) -> None:
+    """Make `path`, and whatever is missing above it, exist durably."""
+    try:
+        make_directory(files, path)
+    except FileNotFoundError:
+        make_directories(files, path.parent)
+        make_directory(files, path)
+
+
 def walk(
     files: Files, top: PurePosixPath
 ) -> tuple[tuple[PurePosixPath, ...], tuple[PurePosixPath, ...]]:

@@ -14,7 +14,7 @@ from outlast.durable import lineage, lock, names
 from outlast.durable.anchors import write_bootstrap
 from outlast.durable.consumption import ConsumptionLog
 from outlast.durable.cutcodec import LoadedCut, load_cut
-from outlast.durable.files import make_directory
+from outlast.durable.files import make_directories
 from outlast.durable.fingerprint import Fingerprint, read_fingerprint
 from outlast.durable.listing import read_run
 from outlast.durable.manifest import (
@@ -58,7 +58,7 @@ async def begin(*, world: World, bus: Bus, place: StorePlace, settings: RunSetti
     before = await world.offload(read_run, files, run_dir, verify="names")
     if before.run is None:  # not a run yet: refuse a stranger's directory before touching it
         look.plan(before, settings)
-    await world.offload(make_directory, files, run_dir)
+    await world.offload(make_directories, files, run_dir)
     held = await world.offload(
         lock.acquire, files, run_dir, world=world, take_over=settings.take_over
     )
