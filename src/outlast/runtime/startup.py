@@ -315,7 +315,7 @@ class Life:
                 sequence=cut.sequence,
                 age_s=max(0.0, now.wall() - plan.manifest.created),
                 trainer_version=board.state.version,
-                steps_to_replay=plan.steps_to_replay,
+                steps_to_replay=len(board.state.steps.to_replay),  # a cut may be of mid-replay
                 groups_reused=sum(1 for group in live if group.all_sealed),
                 siblings_reused=len(receipts),
                 tokens_reused=tokens,
