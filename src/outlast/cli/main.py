@@ -12,6 +12,7 @@ import typer
 import outlast
 from outlast.cli.audit import audit
 from outlast.cli.exits import guarded
+from outlast.cli.fork import fork
 from outlast.cli.snapshots import snapshots
 from outlast.cli.status import status
 from outlast.cli.train import train
@@ -41,5 +42,5 @@ def _options(
     """Asynchronous RL post-training whose rollouts outlast the process."""
 
 
-for _command in (train, status, snapshots, audit):
+for _command in (train, status, snapshots, audit, fork):
     app.command()(guarded(_command))

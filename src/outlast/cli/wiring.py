@@ -25,7 +25,14 @@ from outlast.model.groups import PromptRef, RecoveryLevel
 from outlast.model.ids import Incarnation
 from outlast.model.plan import RunPlan
 from outlast.model.samplers import build_sampler
-from outlast.ports import DataPlane, PromptSource, SamplingParams, Trainer
+from outlast.ports import (
+    DataPlane,
+    Environment,
+    GenerationEngine,
+    PromptSource,
+    SamplingParams,
+    Trainer,
+)
 from outlast.runtime.attempt import AttemptSettings
 from outlast.runtime.checkpoint import CheckpointSettings
 from outlast.runtime.controller import Adapters, Controller, Outcome
@@ -119,42 +126,68 @@ class _RunFiles:
 # ------------------------------------------------------------------------------------ building
 
 
-def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus) -> Controller:
-    from outlast.adapters.engines.torch_engine import TorchEngine
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a recipe points at, opened."""
+
+    directory: Path
+    """Of the initial model and its tokenizer."""
+    environment: Environment
+    prompts: PromptSource
+    identities: Identities
+
+
+def parts_of(recipe: Recipe) -> Parts:
+    """Open model directory, environment and prompts, and digest them. Raises RecipeError."""
     from outlast.adapters.environments.single_turn import build_environment
     from outlast.adapters.tokenizer import load_tokenizer
+    from outlast.adapters.torch_model import resolve_model_directory
 
-    recipe = loaded.recipe
-    engine = TorchEngine(
+    directory = resolve_model_directory(recipe.model.path)
+    environment = build_environment(recipe.environment, load_tokenizer(directory))
+    prompts = build_prompts(recipe.dataset)
+    identities = Identities(
+        model=_digest(directory, tokenizer=False),
+        tokenizer=_digest(directory, tokenizer=True),
+        dataset=prompts.digest,
+        environment=_canonical(environment.identity),
+    )
+    return Parts(
+        directory=directory, environment=environment, prompts=prompts, identities=identities
+    )
+
+
+def make_engine(recipe: Recipe) -> GenerationEngine:
+    """The embedded engine of a recipe. Raises RecipeError."""
+    from outlast.adapters.engines.torch_engine import TorchEngine
+
+    return TorchEngine(
         model_path=recipe.model.path,
         generation=recipe.generation,
         deterministic=recipe.deterministic,
         device=recipe.training.device,
     )
-    environment = build_environment(recipe.environment, load_tokenizer(engine.directory))
-    prompts = build_prompts(recipe.dataset)
+
+
+def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus) -> Controller:
+    recipe = loaded.recipe
+    engine, parts = make_engine(recipe), parts_of(recipe)
     held_out = None
     if recipe.validation.enabled:
         held_out = build_prompts(recipe.dataset, held_out=True, size=recipe.validation.size)
-    identities = Identities(
-        model=_digest(engine.directory, tokenizer=False),
-        tokenizer=_digest(engine.directory, tokenizer=True),
-        dataset=prompts.digest,
-        environment=_canonical(environment.identity),
-    )
     place = StorePlace(files=PosixFiles(), run_dir=PurePosixPath(launch.run_dir.absolute()))
     return Controller(
         world=world,
         bus=bus,
         place=place,
-        settings=run_settings(loaded, launch, prompts=prompts, identities=identities),
+        settings=run_settings(loaded, launch, prompts=parts.prompts, identities=parts.identities),
         adapters=Adapters(
             engine=engine,
-            environment=environment,
-            prompts=prompts,
+            environment=parts.environment,
+            prompts=parts.prompts,
             held_out=held_out,
             make_plane=lambda incarnation: _plane(place, incarnation, world=world),
-            make_trainer=lambda plane: _trainer(recipe, plane),
+            make_trainer=lambda plane: make_trainer(recipe, plane),
         ),
     )
 
@@ -166,7 +199,8 @@ def _plane(place: StorePlace, incarnation: Incarnation, *, world: World) -> Data
     return MemoryPlane(place.files, segments, incarnation=incarnation, offload=world.offload)
 
 
-def _trainer(recipe: Recipe, plane: DataPlane) -> Trainer:
+def make_trainer(recipe: Recipe, plane: DataPlane) -> Trainer:
+    """The embedded trainer of a recipe, on the rows of `plane`. Raises RecipeError."""
     from outlast.adapters.trainers.torch_trainer import TorchTrainer
 
     return TorchTrainer(
@@ -279,7 +313,8 @@ def _plan(recipe: Recipe, prompts: PromptSource) -> RunPlan:
     )
 
 
-def _sampling(recipe: Recipe, *, greedy: bool) -> SamplingParams:
+def sampling_of(recipe: Recipe, *, greedy: bool) -> SamplingParams:
+    """How the recipe samples; `greedy` as validation does."""
     generation = recipe.generation
     return SamplingParams(
         max_new_tokens=generation.max_new_tokens,
@@ -295,7 +330,7 @@ def _rollout(recipe: Recipe) -> RolloutSettings:
         attempt=AttemptSettings(
             seed=recipe.seed,
             repeatable=recipe.deterministic,
-            sampling=_sampling(recipe, greedy=False),
+            sampling=sampling_of(recipe, greedy=False),
             timeout_s=failures.rollout_timeout_s,
         ),
         max_inflight_groups=recipe.async_rl.max_inflight_prompts,
@@ -311,6 +346,6 @@ def _validation(recipe: Recipe) -> ValidationSettings | None:
     return ValidationSettings(
         period=recipe.validation.val_period,
         size=recipe.validation.size,
-        sampling=_sampling(recipe, greedy=True),
+        sampling=sampling_of(recipe, greedy=True),
         timeout_s=recipe.async_rl.rollout_failure.rollout_timeout_s,
     )

@@ -35,6 +35,8 @@ class CutReader:
         return self._loaded[found.path]
 
     def _verify(self, found: FoundCut) -> str | None:
+        if found.path in self._loaded:
+            return None
         directory = self._run_dir / found.path
         try:
             loaded = load_cut(self._files, self._run_dir, found)

@@ -112,6 +112,31 @@ def plan_restore(
     return search.plan()
 
 
+def judge_cut(
+    listing: RunListing,
+    cut: FoundCut,
+    *,
+    fingerprint: Fingerprint,
+    inspect: Inspector,
+    max_replay_steps: int = 0,
+    off_lineage: bool = False,
+) -> Resume | Rejected:
+    """What `plan_restore` would make of this one cut, were it the only candidate.
+
+    With `off_lineage` a cut that no later life continued is judged like any other (for `fork`).
+    Raises UnsupportedFormat or DiskError.
+    """
+    search = _Search(listing, RestoreMode.LATEST, fingerprint, inspect, max_replay_steps)
+    readable = {found.path for found, _ in search.readable()}
+    noted = next((r for r in search.rejected if r.path == cut.path), None)
+    ours = cut.manifest is not None and not of_another_run(listing, cut.manifest)
+    foreign = off_lineage and ours and noted is not None and noted.why is Rejection.FOREIGN
+    if cut.manifest is not None and (foreign or cut.path in readable):
+        search.rejected.clear()
+        return search.judged(cut, cut.manifest)
+    return noted or Rejected(cut.path, Rejection.CORRUPT, "it is not listed")
+
+
 @dataclass(slots=True)
 class _Search:
     """One pass over the candidates, newest first, noting why each was passed over."""
@@ -127,19 +152,19 @@ class _Search:
     verified: dict[PurePosixPath, str | None] = field(default_factory=dict)
 
     def plan(self) -> Plan:
-        ours = self._readable()
+        ours = self.readable()
         ignored: list[PurePosixPath] = []
         for cut, manifest in ours:
             if self.mode is RestoreMode.TRAINER_CHECKPOINT and cut.kind is TreeKind.SNAPSHOT:
                 ignored.append(cut.path)
                 continue
-            found = self._try(cut, manifest, ignored=tuple(ignored))
+            found = self.judged(cut, manifest, ignored=tuple(ignored))
             if isinstance(found, Resume):
                 return found
             self.rejected.append(found)
         return self._without_cut(ours)
 
-    def _readable(self) -> list[tuple[FoundCut, Manifest]]:
+    def readable(self) -> list[tuple[FoundCut, Manifest]]:
         """Cuts on the lineage with a readable manifest, newest first; the others are noted."""
         found: list[tuple[FoundCut, Manifest]] = []
         for cut in self.listing.cuts:
@@ -158,9 +183,10 @@ class _Search:
                 found.append((cut, cut.manifest))
         return sorted(found, key=lambda pair: pair[1].sequence, reverse=True)
 
-    def _try(
-        self, cut: FoundCut, manifest: Manifest, *, ignored: tuple[PurePosixPath, ...]
+    def judged(
+        self, cut: FoundCut, manifest: Manifest, *, ignored: tuple[PurePosixPath, ...] = ()
     ) -> Resume | Rejected:
+        """The resume that `cut` allows, or why it allows none."""
         defect = self._verify(cut)
         if defect is not None:
             return Rejected(cut.path, Rejection.CORRUPT, defect)
