@@ -63,7 +63,7 @@ class TokenChunk:
     """Newly decoded tokens of one request, in order; all arrays have the same length n >= 0."""
 
     ids: Int32
-    logprobs: Float32  # under the sampling distribution's untempered policy, see engine docs
+    logprobs: Float32  # log_softmax(logits / temperature) over the whole vocabulary (1 if greedy)
     versions: Int32  # trainer version that decoded each token
     finish: Literal["stop", "length", "aborted"] | None = None
     """Set on the last chunk of a request and only there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from outlast.adapters.engines.torch_engine import TorchEngine
 from outlast.adapters.torch_model import load_model
+from outlast.adapters.trainers import torch_batch
 from outlast.adapters.trainers.torch_core import TrainerCore
 from outlast.adapters.trainers.torch_schedule import check_schedule, learning_rate
 from outlast.adapters.trainers.torch_trainer import TorchTrainer
@@ -106,6 +108,63 @@ def test_gradients_are_those_of_the_mean_loss(
     loss, expected = naive_gradients(models[model], plane, groups, sequence=sequence)
     assert outcome.metrics["loss"] == pytest.approx(loss, rel=1e-5)
     assert_close(gradients(core), expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_running_a_shared_prompt_once_changes_no_gradient(
+    models: dict[str, Path], model: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients flow through the keys and values of the one prompt pass of all siblings."""
+    plane = DictPlane()
+    groups = random_groups(plane, 1)
+    apart = make_core(models[model], micro_batch_size=size)
+    feed(apart, plane, groups, chunk=4)
+    monkeypatch.setattr(torch_batch, "SHARED_TOKENS_MIN", 1)
+    shared = make_core(models[model], micro_batch_size=size)
+    calls = _count_calls(shared)
+    feed(shared, plane, groups, chunk=4)
+    assert calls["cached"] > 0
+    assert_close(gradients(shared), gradients(apart), rel=1e-5)
+
+
+def _count_calls(core: TrainerCore) -> Counter[str]:
+    """Forward passes of the policy, by whether they fill a cache."""
+    counts: Counter[str] = Counter()
+
+    def count(module: torch.nn.Module, args: object, kwargs: dict[str, Any]) -> None:
+        counts["cached" if kwargs.get("use_cache") else "plain"] += 1
+
+    core._model.register_forward_pre_hook(count, with_kwargs=True)
+    return counts
+
+
+def test_siblings_stay_together_only_where_their_prompt_is_worth_sharing() -> None:
+    long, short = sample(prompt=300, responses=(3, 9, 5)), sample(prompt=4, responses=(7, 2))
+    parts = torch_batch.micro_batches([*short, *long], size=2, ordered=False)
+    lengths = [[len(s.row.response_ids) for s in part] for part in parts]
+    assert lengths == [[2, 7], [3, 9], [5]] or lengths == [[3, 9], [5], [2, 7]]
+    ordered = torch_batch.micro_batches(short, size=2, ordered=True)
+    assert [len(s.row.response_ids) for s in ordered[0]] == [7, 2]
+
+
+def sample(*, prompt: int, responses: tuple[int, ...]) -> list[torch_batch.Sample]:
+    """Siblings of one prompt, with responses of these lengths."""
+    samples = []
+    for index, length in enumerate(responses):
+        key = AttemptKey(GroupId(prompt), SiblingIndex(index), Incarnation(1), 0)
+        row = Row(
+            key=key,
+            prompt_ids=np.full(prompt, 3, dtype=np.int32),
+            response_ids=np.full(length, 4, dtype=np.int32),
+            logprobs=np.zeros(length, dtype=np.float32),
+            weight_versions=np.zeros(length, dtype=np.int32),
+            loss_mask=np.ones(length, dtype=np.bool_),
+            reward=1.0,
+            mask_sample=False,
+        )
+        samples.append(torch_batch.Sample(row, 1.0, row.loss_mask))
+    return samples
 
 
 @pytest.mark.parametrize("chunk", [1, 2])

@@ -20,6 +20,10 @@ from outlast.model.ids import AttemptKey
 from outlast.ports import TrainGroup
 from outlast.rows import Bool, Row
 
+SHARED_TOKENS_MIN = 256
+"""A prompt is run once for its siblings when that saves at least so many tokens: below, the second
+forward pass costs more than it saves."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
@@ -44,6 +48,7 @@ class MicroBatch:
 
     ids: Tensor  # int64 [B, W], padded on the right with 0
     first: int  # the earliest position whose logits are needed
+    shared: bool  # every row starts with the same prompt, long enough to be run only once
     targets: Tensor  # int64 [B, K]
     valid: Tensor  # bool [B, K]
     behaviour: Tensor  # float32 [B, K]
@@ -89,14 +94,40 @@ def collate(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
         behaviour[line, prompt:end] = sample.row.logprobs
     tokens = torch.from_numpy(ids).to(device)
     advantages = torch.tensor([[s.advantage] for s in samples], dtype=torch.float32)
+    prompts = {sample.row.prompt_ids.tobytes() for sample in samples}
     return MicroBatch(
         ids=tokens,
         first=first,
+        shared=len(prompts) == 1 and prompt_saving(samples) >= SHARED_TOKENS_MIN,
         targets=tokens[:, first + 1 :],
         valid=torch.from_numpy(valid[:, first + 1 :]).to(device),
         behaviour=torch.from_numpy(behaviour[:, first + 1 :]).to(device),
         advantages=advantages.to(device),
     )
+
+
+def prompt_saving(samples: Sequence[Sample]) -> int:
+    """Prompt tokens that need not be run again when `samples` of one prompt share it."""
+    return (len(samples) - 1) * len(samples[0].row.prompt_ids)
+
+
+def micro_batches(samples: Sequence[Sample], *, size: int, ordered: bool) -> list[list[Sample]]:
+    """Partition a chunk. Siblings stay together where their prompt is worth sharing; the others
+    are sorted by length, so that little is padded (`ordered`: left in dispatch order)."""
+    by_prompt: dict[bytes, list[Sample]] = {}
+    for sample in samples:
+        by_prompt.setdefault(sample.row.prompt_ids.tobytes(), []).append(sample)
+    sharing = [siblings for siblings in by_prompt.values() if _worth_sharing(siblings, size)]
+    together = {id(sample) for siblings in sharing for sample in siblings}
+    rest = [sample for sample in samples if id(sample) not in together]
+    if not ordered:
+        rest.sort(key=lambda sample: sample.length)
+    parts = [*sharing, rest]
+    return [part[at : at + size] for part in parts for at in range(0, len(part), size)]
+
+
+def _worth_sharing(siblings: Sequence[Sample], size: int) -> bool:
+    return prompt_saving(siblings[:size]) >= SHARED_TOKENS_MIN
 
 
 def keeps_logits(model: torch.nn.Module) -> bool:
@@ -112,12 +143,41 @@ def token_logprobs(
     log_softmax(logits / temperature) over the whole vocabulary, with temperature 1 for greedy: the
     quantity the engine records (`torch_sampling.sample`). The softmax runs on valid tokens only.
     """
-    width = batch.ids.shape[1]
-    # The last position predicts nothing: K + 1 logits are computed and K are used.
-    extra: dict[str, Any] = {"logits_to_keep": width - batch.first} if sliced else {}
-    logits = model(input_ids=batch.ids, use_cache=False, **extra).logits
-    logits = logits[:, -(width - batch.first) : -1]
+    logits = (_shared_logits if batch.shared else _plain_logits)(model, batch, sliced=sliced)
     chosen = logits[batch.valid].float() / (temperature or 1.0)
     targets = batch.targets[batch.valid][:, None]
     picked: Tensor = chosen.gather(-1, targets)[:, 0] - chosen.logsumexp(-1)
     return picked
+
+
+def _plain_logits(model: torch.nn.Module, batch: MicroBatch, *, sliced: bool) -> Tensor:
+    """Logits [B, K, V] that predict the targets."""
+    width = batch.ids.shape[1]
+    # The last position predicts nothing: K + 1 logits are computed and K are used.
+    extra: dict[str, Any] = {"logits_to_keep": width - batch.first} if sliced else {}
+    logits: Tensor = model(input_ids=batch.ids, use_cache=False, **extra).logits
+    return logits[:, -(width - batch.first) : -1]
+
+
+def _shared_logits(model: torch.nn.Module, batch: MicroBatch, *, sliced: bool) -> Tensor:
+    """The same logits with the common prompt run once; gradients flow through its keys and values.
+
+    Its last position predicts the first response token of every row.
+    """
+    length = batch.first + 1
+    extra: dict[str, Any] = {"logits_to_keep": 1} if sliced else {}
+    prompt = model(input_ids=batch.ids[:1, :length], use_cache=True, **extra)
+    cache = prompt.past_key_values
+    rows = len(batch.ids)
+    cache.batch_repeat_interleave(rows)
+    responses = batch.ids[:, length:-1]
+    first: Tensor = prompt.logits[:, -1:].expand(rows, -1, -1)
+    if not responses.shape[1]:
+        return first
+    rest = model(input_ids=responses, use_cache=True, **{_cache_argument(model): cache}).logits
+    return torch.cat([first, rest], dim=1)
+
+
+def _cache_argument(model: torch.nn.Module) -> str:
+    """Its name differs between releases of transformers."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

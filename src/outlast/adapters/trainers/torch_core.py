@@ -25,6 +25,7 @@ from outlast.adapters.trainers.torch_batch import (
     Sample,
     collate,
     keeps_logits,
+    micro_batches,
     samples_of,
     token_logprobs,
 )
@@ -146,13 +147,11 @@ class TrainerCore:
         samples = samples_of(groups, rows, estimator=self._algorithm.advantage)
         self._count(groups, samples)
         loud = [s for s in samples if s.valid.any() and (s.advantage or self._algorithm.kl_coef)]
-        if not self._deterministic:
-            loud.sort(key=lambda sample: sample.length)
         size = self._training.micro_batch_size
-        for start in range(0, len(loud), size):
+        for part in micro_batches(loud, size=size, ordered=self._deterministic):
             if abandoned.is_set():
                 return
-            self._backward(collate(loud[start : start + size], self._device))
+            self._backward(collate(part, self._device))
         self._broken = False
 
     def finish(self) -> StepOutcome:
