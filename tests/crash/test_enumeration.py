@@ -26,7 +26,7 @@ def test_a1_to_a6_hold_while_every_kind_of_retention_has_victims(
 
 
 def test_a1_to_a6_hold_when_recovery_crashes_again(exhaustive: bool, told: list[str]) -> None:
-    every = 12 if exhaustive else 80
+    every = 24 if exhaustive else 80
     tally = crashes.enumerate_recovery(models="KO" if exhaustive else "K", every=every)
     told.append(f"crash during recovery: {tally.line()}; 0 violations")
     assert tally.points > 200

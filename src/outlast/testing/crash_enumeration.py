@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 
 from outlast.testing.crash_disk import CrashDisk
 from outlast.testing.crash_image import Image, rotten_images
-from outlast.testing.crash_laws import LawBroken, Verdict, judge, judge_rot, judge_scratch
+from outlast.testing.crash_laws import (
+    LawBroken,
+    Verdict,
+    judge,
+    judge_rot,
+    judge_scratch,
+    scratch_shape,
+)
 from outlast.testing.crash_scenario import Life, Promises, Script
 
 ORDERED_CAP = 4096
@@ -70,6 +77,7 @@ class Enumeration:
         self._judge = judge_state
         self._known: dict[object, Verdict] = {}
         self._seen: dict[object, object] = {}
+        self._swept: set[object] = set()
         self._broken = False
 
     def run(
@@ -116,7 +124,10 @@ class Enumeration:
             if live not in self._known:
                 self.tally.judged += 1
                 self._known[live] = self._judge(image, promises)
-            judge_scratch(image)
+            shape = scratch_shape(whole)
+            if shape not in self._swept:
+                self._swept.add(shape)
+                judge_scratch(image)
             self._known[live].check(promises)
 
     def rot(self, disk: CrashDisk, promises: Promises) -> None:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from outlast.errors import DiskError, Fenced, OutlastError
 from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
 from outlast.testing.crash_enumeration import tree_states
-from outlast.testing.crash_laws import LawBroken, Verdict, judge, judge_scratch, require
+from outlast.testing.crash_laws import (
+    LawBroken,
+    Verdict,
+    judge,
+    judge_scratch,
+    require,
+    scratch_shape,
+)
 from outlast.testing.crash_scenario import Life, Promises, Script, tolerant
 
 
@@ -91,15 +98,15 @@ class FaultLoop:
 
     def _judge(self, disk: CrashDisk, promises: Promises) -> None:
         models = "KO" if self._crash_states else "K"
-        for _, image in tree_states(disk, models, ordered_cap=64):
+        for _, image in tree_states(disk, models, ordered_cap=8):
             self.tally.states += 1
             live = image.live_signature()
             if live not in self._known:
                 self._known[live] = judge(image, promises)
             self._known[live].check(promises)
-            whole = image.signature()
-            if whole not in self._swept:
-                self._swept.add(whole)
+            shape = scratch_shape(image.signature())
+            if shape not in self._swept:
+                self._swept.add(shape)
                 judge_scratch(image)
 
     def _go_on(self, disk: CrashDisk, life: Life, promises: Promises, *, started: bool) -> None:

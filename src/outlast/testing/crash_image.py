@@ -89,6 +89,10 @@ class FileNode:
         return tuple(dict.fromkeys((lost, torn, whole)))
 
 
+Signature = tuple[tuple[str, bytes | None], ...]
+"""(path, content) of every file, (path, None) of every directory, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """One tree at rest: directories and files by inode, everything durable."""
@@ -104,7 +108,7 @@ class Image:
             if inode in self.dirs:
                 yield from self.paths(inode, f"{at}/{name}")
 
-    def live_signature(self) -> tuple[tuple[str, bytes | None], ...]:
+    def live_signature(self) -> Signature:
         """Like `signature`, but of scratch trees only their names."""
         return tuple((path, self.files.get(inode)) for path, inode in self._live(ROOT, ""))
 
@@ -115,7 +119,7 @@ class Image:
             if inode in self.dirs and not is_scratch(name):
                 yield from self._live(inode, f"{at}/{name}")
 
-    def signature(self) -> tuple[tuple[str, bytes | None], ...]:
+    def signature(self) -> Signature:
         """Equal for trees that no program can tell apart."""
         return tuple((path, self.files.get(inode)) for path, inode in self.paths())
 

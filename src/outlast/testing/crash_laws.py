@@ -25,7 +25,7 @@ from outlast.model.cut import AnchorKind
 from outlast.model.ids import Incarnation
 from outlast.rows import row_digest
 from outlast.testing.crash_disk import CrashDisk
-from outlast.testing.crash_image import Image, is_scratch
+from outlast.testing.crash_image import Image, Signature, is_scratch
 from outlast.testing.crash_scenario import RUN_DIR, Life, Promises
 
 
@@ -83,6 +83,11 @@ def judge(image: Image, promises: Promises, *, make_life: Callable[..., Life] = 
     assert life.adoption is not None
     record = life.adoption.record
     return Verdict(record.restored_from or 0, record.number, record.first_sequence)
+
+
+def scratch_shape(signature: Signature) -> tuple[str, ...]:
+    """Paths below scratch names: all that a sweep depends on, since it reads no content there."""
+    return tuple(path for path, _ in signature if _in_scratch(path))
 
 
 def judge_scratch(image: Image) -> None:

@@ -134,7 +134,7 @@ def report() -> str:
             enumerate_script(short_script, models="KOP"),
         ),
         ("every kind of retention", enumerate_script(long_script, models="KO")),
-        ("crash again during recovery", enumerate_recovery(models="KO", every=12)),
+        ("crash again during recovery", enumerate_recovery(models="KO", every=24)),
     ):
         lines.append(f"| {name} | {tally.line()}; 0 violations |")
     faults = run_faults(short_script)
