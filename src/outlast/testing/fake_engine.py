@@ -161,10 +161,13 @@ class FakeEngine:
     ) -> AsyncIterator[TokenChunk]:
         answer, done = self._answer(request.id), 0
         position = 0 if request.prefix is None else len(request.prefix.ids)
-        if (finish := _finished(request, position)) is not None:
+        total = request.sampling.max_new_tokens
+        if answer.tokens is not None:
+            total = max(1, min(answer.tokens, total))  # a prefix is part of the response
+        if (finish := _finished(request, position, total=total)) is not None:
             yield self._chunk(request, position, size=0, finish=finish)
             return
-        sizes = _sizes(answer, request.sampling.max_new_tokens - position)
+        sizes = _sizes(answer, total - position)
         for size in sizes:
             if done == answer.fails_after:
                 break
@@ -248,22 +251,20 @@ def attempt_of(request_id: str) -> AttemptKey | None:
     return AttemptKey(GroupId(group), SiblingIndex(sibling), Incarnation(incarnation), n)
 
 
-def _sizes(answer: Answer, budget: int) -> list[int]:
+def _sizes(answer: Answer, rest: int) -> list[int]:
     """Tokens per chunk."""
     if answer.tokens is None:
-        return [min(8, budget - done) for done in range(0, budget, 8)]
-    total = max(1, min(answer.tokens, budget))
-    chunks = max(1, min(answer.chunks, total))
-    return [total // chunks + (i < total % chunks) for i in range(chunks)]
+        return [min(8, rest - done) for done in range(0, rest, 8)]
+    chunks = max(1, min(answer.chunks, rest))
+    return [rest // chunks + (i < rest % chunks) for i in range(chunks)]
 
 
-def _finished(request: GenerationRequest, position: int) -> Finish:
+def _finished(request: GenerationRequest, position: int, *, total: int) -> Finish:
     """The end that a prefix has met already."""
-    prefix = request.prefix
-    if prefix is not None and len(prefix.ids):
-        if int(prefix.ids[-1]) in request.sampling.stop_token_ids:
-            return "stop"
-    return "length" if position >= request.sampling.max_new_tokens else None
+    prefix, stops = request.prefix, request.sampling.stop_token_ids
+    if prefix is not None and len(prefix.ids) and int(prefix.ids[-1]) in stops:
+        return "stop"
+    return _last(request, position) if position >= total else None
 
 
 def _last(request: GenerationRequest, position: int) -> Finish:

@@ -19,7 +19,7 @@ from outlast.testing.world import StoreSpeed
 SAMPLERS: Final[tuple[SamplerName, ...]] = (
     *("in_order", "weight_fifo", "ready_first", "windowed", "custom"),
 )
-LEVELS: Final = ("sibling", "prompt_group")
+LEVELS: Final = ("sibling", "prompt_group", "token")
 Ending = Literal["time", "disk", "mark", "sigterm", "sigterm_kill"]
 
 
@@ -66,9 +66,9 @@ class LineagePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def draw_plan(seed: int) -> LineagePlan:
-    """The lineage of `seed`. Every ten seeds cover five samplers at both recovery levels."""
+    """The lineage of `seed`. Fifteen seeds in a row cover five samplers at three recovery levels."""
     rng = random.Random(f"swarm/{seed}")
-    twin = seed % 5 == 0 and rng.random() < 0.4
+    twin = SAMPLERS[seed % 5] == "in_order" and rng.random() < 0.4
     shape = _shape(rng, seed, twin=twin)
     return LineagePlan(
         seed=seed,
@@ -97,7 +97,7 @@ def _shape(rng: random.Random, seed: int, *, twin: bool) -> RunShape:
         window=0 if twin else rng.choice((0, 1, 1, 2)),
         over_sampling_ratio=rng.choice((1.0, 1.0, 1.5)),
         freshest_first=rng.random() < 0.3,
-        level="sibling" if (seed // 5) % 2 == 0 else "prompt_group",
+        level=LEVELS[(seed // 5) % 3],
         chunk_groups_min=rng.randint(1, P),
         inflight=rng.choice((1, 2, 64, 64)),
         save_period=rng.choice((1, 1, 1, 2, 3)),
@@ -113,6 +113,11 @@ def _shape(rng: random.Random, seed: int, *, twin: bool) -> RunShape:
         data_attempts=99 if twin else 2,
         validation_period=rng.choice((-1, -1, 0, 2)),
     )
+    if shape.anchor_policy == "replay":
+        interval_s = shape.interval_s or 0.5
+        shape = msgspec.structs.replace(
+            shape, save_period=rng.choice((2, 3, 7)), interval_s=interval_s
+        )
     spare = rng.choice((0, 0, 1, 2 * P))
     return msgspec.structs.replace(shape, capacity=sampler_of(shape).capacity_needed + spare)
 

@@ -16,7 +16,7 @@ from outlast.durable.files import remove_tree
 from outlast.durable.listing import read_run
 from outlast.errors import DiskError
 from outlast.model.ids import GroupId, Incarnation, TrainerVersion
-from outlast.runtime import rollout
+from outlast.runtime import attempt
 from outlast.runtime.board import Board
 from outlast.runtime.checkpoint import CheckpointPump
 from outlast.runtime.rollout import RolloutPump
@@ -32,12 +32,12 @@ Bug = Callable[[], AbstractContextManager[None]]
 @contextmanager
 def row_key_without_attempt() -> Iterator[None]:
     """Rows are keyed by (group, sibling) and the first attempt."""
-    real = rollout._row
+    real = attempt._row
 
     def row(key: Any, *args: Any, **kw: Any) -> Any:
         return real(msgspec.structs.replace(key, n=0), *args, **kw)
 
-    with patch.object(rollout, "_row", row):
+    with patch.object(attempt, "_row", row):
         yield
 
 
@@ -101,9 +101,11 @@ def io_error_taken_for_corruption() -> Iterator[None]:
 @contextmanager
 def anchor_not_staged() -> Iterator[None]:
     """The next optimizer step does not wait until the checkpoint's copy is staged."""
+    real = CheckpointPump.ready
 
     async def ready(self: CheckpointPump) -> bool:
-        return self._board.stopping is None and self._pending is None or True
+        self._staged = True
+        return await real(self)
 
     with patch.object(CheckpointPump, "ready", ready):
         yield

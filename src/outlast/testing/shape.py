@@ -55,7 +55,7 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Lookahead of in_order, staleness of the others."""
     over_sampling_ratio: float = 1.0
     freshest_first: bool = False
-    level: Literal["prompt_group", "sibling"] = "sibling"
+    level: Literal["prompt_group", "sibling", "token"] = "sibling"
     chunk_groups_min: int = 1
     capacity: int = 0
     """Permits; 0 takes what the sampler needs."""
