@@ -167,17 +167,18 @@ def _shared_logits(model: torch.nn.Module, batch: MicroBatch, *, sliced: bool) -
     length = batch.first + 1
     extra: dict[str, Any] = {"logits_to_keep": 1} if sliced else {}
     prompt = model(input_ids=batch.ids[:1, :length], use_cache=True, **extra)
-    cache = prompt.past_key_values
+    name = _cache_name(model)
+    cache = getattr(prompt, name)
     rows = len(batch.ids)
     cache.batch_repeat_interleave(rows)
     responses = batch.ids[:, length:-1]
     first: Tensor = prompt.logits[:, -1:].expand(rows, -1, -1)
     if not responses.shape[1]:
         return first
-    rest = model(input_ids=responses, use_cache=True, **{_cache_argument(model): cache}).logits
+    rest = model(input_ids=responses, use_cache=True, **{name: cache}).logits
     return torch.cat([first, rest], dim=1)
 
 
-def _cache_argument(model: torch.nn.Module) -> str:
-    """Its name differs between releases of transformers."""
+def _cache_name(model: torch.nn.Module) -> str:
+    """Argument and output field that hold keys and values; transformers renamed them."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
