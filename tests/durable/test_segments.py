@@ -299,6 +299,22 @@ def test_a_spilled_row_without_a_place_is_a_contradiction() -> None:
         save(disk, new_store(disk), {key: Held(None, "0" * 64)}, "a")
 
 
+def test_a_stopped_writer_waits_for_the_next_save() -> None:
+    disk = new_disk()
+    store, everything = new_store(disk), held(1, 2)
+    disk.fault = Fault(disk.calls + 4, FaultKind.ENOSPC, persistent=True)
+    store.append(list(everything.values()))
+    assert store.stopped is not None
+    calls = disk.calls
+    store.append(list(held(3).values()))
+    assert disk.calls == calls, "a stopped writer must not touch the disk"
+    disk.fault = None
+    save(disk, store, everything, "a")
+    assert store.stopped is None
+    store.close()
+    new_store(disk).close()
+
+
 def test_load_into_a_store_with_rows_is_a_contradiction() -> None:
     disk = new_disk()
     store, everything = new_store(disk), held(1)

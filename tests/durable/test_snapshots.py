@@ -412,6 +412,35 @@ def test_a_failed_deletion_is_a_warning_and_is_done_later() -> None:
     assert seen == {"retention", "removing"}
 
 
+def test_a4_a_sweep_removes_trees_and_files_and_can_be_repeated() -> None:
+    disk, life = lived()
+    disk.create(RUN_DIR / "incarnations" / "tmp_0_000002.json").close()
+    disk.mkdir(RUN_DIR / "snapshots" / "tmp_000009")
+    disk.create(RUN_DIR / "snapshots" / "tmp_000009" / "state.json").close()
+    assert life.publisher.sweep() == ()
+    listing = read_run(disk, RUN_DIR, verify="payload")
+    assert listing.debris == () and all(cut.defect is None for cut in listing.cuts)
+    swept = disk.visible().signature()
+    assert life.publisher.sweep() == ()
+    assert disk.visible().signature() == swept
+
+
+def test_a_cut_that_names_the_log_of_an_earlier_life_syncs_none() -> None:
+    """The first cut of a life may come before its first record."""
+    disk, _ = lived()
+    disk = disk.kill()
+    life = Life(disk, Promises(), pid=2)
+    life.start()
+    assert life.loaded is not None
+    old = life.loaded.cut.log
+    cut = msgspec.structs.replace(life.loaded.cut, sequence=Sequence(9), log=old)
+    tree = life.publisher.open_snapshot(Sequence(9))
+    disk.mkdir(life.publisher.rows_directory(tree))
+    rows = life.store.save(life.state.held, life.publisher.rows_directory(tree), link=True)
+    life.publisher.publish_snapshot(tree, cut=cut, rows=rows, fingerprint=b"{}", recipe=b"")
+    assert disk.list(RUN_DIR / "consumption") == ("inc_000001.log",)
+
+
 def checkpoint(version: int) -> FoundCut:
     disk, _ = lived()
     step = found(disk, "step_000001")

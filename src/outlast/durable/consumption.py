@@ -37,7 +37,11 @@ _decoder: msgspec.json.Decoder[JournalRecord] = msgspec.json.Decoder(JournalReco
 
 def _frame(record: JournalRecord) -> bytes:
     payload = msgspec.json.encode(record, order="deterministic")
-    if _decoder.decode(payload) != record:  # NaN has no JSON and would make the log unreadable
+    try:
+        same = _decoder.decode(payload) == record
+    except msgspec.ValidationError:
+        same = False
+    if not same:  # NaN has no JSON and would make the log unreadable
         raise InvariantError(f"{record} does not survive its encoding; are its floats finite?")
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
