@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from outlast.cli.main import app
-from outlast.config import reference
+from outlast.config import parse_recipe, reference
 from outlast.model import table
+from outlast.runtime.guards import check_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+YAML = re.compile(r"^```yaml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
@@ -91,3 +93,11 @@ def test_python_examples_run(code: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_recipe_of_the_readme_is_accepted() -> None:
+    recipes = YAML.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert recipes, "README.md has no recipe"
+    for text in recipes:
+        loaded = parse_recipe(text, source="README.md")
+        assert check_recipe(loaded.recipe) == ()
