@@ -21,7 +21,8 @@ from outlast.durable.files import PosixFiles
 from outlast.durable.fingerprint import Identities, fingerprint_of
 from outlast.durable.names import RunPaths
 from outlast.durable.restore import RestoreMode
-from outlast.model.groups import PromptRef, RecoveryLevel
+from outlast.errors import RecipeError
+from outlast.model.groups import RecoveryLevel
 from outlast.model.ids import Incarnation
 from outlast.model.plan import RunPlan
 from outlast.model.samplers import build_sampler
@@ -172,6 +173,7 @@ def make_engine(recipe: Recipe) -> GenerationEngine:
 def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus) -> Controller:
     recipe = loaded.recipe
     engine, parts = make_engine(recipe), parts_of(recipe)
+    _require_level(_level(recipe), engine)
     held_out = None
     if recipe.validation.enabled:
         held_out = build_prompts(recipe.dataset, held_out=True, size=recipe.validation.size)
@@ -248,7 +250,8 @@ def run_settings(
         recipe_text=loaded.unresolved_yaml,
         description=(
             f"{recipe.model.path}, {recipe.dataset.name or recipe.dataset.source}, "
-            f"{recipe.async_rl.sampler.name}"
+            f"{recipe.async_rl.sampler.name}, recovery level {_level(recipe)}, "
+            f"anchors {snapshots.anchor_policy}"
         ),
         restore_mode=RestoreMode(snapshots.restore_mode),
         fresh=launch.fresh,
@@ -286,20 +289,12 @@ def run_settings(
 
 
 def _plan(recipe: Recipe, prompts: PromptSource) -> RunPlan:
-    failures, recovery = recipe.async_rl.rollout_failure, recipe.rollout_recovery
-    level = recovery.overrides.get(
-        recipe.dataset.name or recipe.dataset.source,
-        recovery.overrides.get(recipe.environment.kind, recovery.default_level),
-    )
-
-    def level_of(_: PromptRef) -> RecoveryLevel:
-        return RecoveryLevel(level)
-
+    failures, level = recipe.async_rl.rollout_failure, _level(recipe)
     return RunPlan(
         prompts_per_step=recipe.algorithm.num_prompts_per_step,
         siblings=recipe.algorithm.num_generations_per_prompt,
         capacity=recipe.async_rl.max_buffered_rollouts,
-        level=level_of,
+        level=lambda _: level,
         dataset=prompts.digest,
         dataset_size=len(prompts),
         seed=recipe.seed,
@@ -311,6 +306,24 @@ def _plan(recipe: Recipe, prompts: PromptSource) -> RunPlan:
         max_skipped_prompts=failures.max_skipped_prompts,
         max_consecutive_dropped_prompts=failures.max_consecutive_dropped_prompts,
     )
+
+
+def _level(recipe: Recipe) -> RecoveryLevel:
+    """The recovery level of this recipe's prompts: by dataset, by environment, else the default."""
+    recovery = recipe.rollout_recovery
+    by_environment = recovery.overrides.get(recipe.environment.kind, recovery.default_level)
+    return RecoveryLevel(
+        recovery.overrides.get(recipe.dataset.name or recipe.dataset.source, by_environment)
+    )
+
+
+def _require_level(level: RecoveryLevel, engine: GenerationEngine) -> None:
+    """Refuse a level that the engine cannot keep: nothing is lowered silently."""
+    if level is RecoveryLevel.TOKEN and not engine.continues_prefixes:
+        raise RecipeError(
+            "rollout_recovery: level token needs an engine that continues a request from its "
+            f"prefix; {type(engine).__name__} does not. Set the level to sibling"
+        )
 
 
 def sampling_of(recipe: Recipe, *, greedy: bool) -> SamplingParams:
