@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outlast.testing.crash_mutants import MUTANTS, Mutant
+from outlast.testing.crash_mutants import EQUIVALENT, MUTANTS, Mutant
 from outlast.testing.crashes import run_mutant
 
 SLOW = frozenset(
@@ -27,6 +27,13 @@ def test_mutant_is_killed(mutant: Mutant, exhaustive: bool, told: list[str]) -> 
     killed = run_mutant(mutant)
     told.append(f"{killed.law or 'SURVIVED'} after {killed.states:>6,} states: {mutant.name}")
     assert killed.law is not None, f"{mutant.name} survived {killed.states} states"
+
+
+@pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda m: m.name.replace(" ", "-"))
+def test_an_equivalent_mutant_breaks_no_law(mutant: Mutant, exhaustive: bool) -> None:
+    if not exhaustive:
+        pytest.skip("takes seconds; `make crash` runs it")
+    assert run_mutant(mutant).law is None, "no longer equivalent: move it to MUTANTS"
 
 
 def test_there_are_enough_mutants() -> None:

@@ -245,7 +245,8 @@ class PosixFiles:
             return tuple(sorted(os.listdir(path)))
 
     def read(self, path: PurePosixPath, /) -> bytes:
-        return b"".join(self.chunks(path))
+        with _reported("read", path), open(path, "rb", buffering=0) as handle:
+            return handle.readall()
 
     def read_at(self, path: PurePosixPath, /, *, offset: int, length: int) -> bytes:
         with _reported("read", path), open(path, "rb", buffering=0) as handle:

@@ -323,6 +323,19 @@ def _failed_fsync_retried() -> AbstractContextManager[object]:
     return mock.patch.object(publish, "write_file", write_file)
 
 
+def _deletion_unsynced() -> AbstractContextManager[object]:
+    def delete(self: Retention, trees: Iterator[PurePosixPath]) -> Warnings:
+        for path in trees:
+            self._files.fsync_dir(path.parent)
+            self._remove_one(path)
+        return ()
+
+    return mock.patch.object(Retention, "_delete", delete)
+
+
+EQUIVALENT: tuple[Mutant, ...] = (Mutant("no parent fsync after a deletion", _deletion_unsynced),)
+"""Break no law: docs/decisions/003-what-the-crash-disk-assumes.md says why."""
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("no payload fsync", _skipping_fsync(_is_payload)),
     Mutant("no manifest fsync", _skipping_fsync(lambda p: p.endswith(MANIFEST))),

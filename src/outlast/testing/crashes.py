@@ -17,7 +17,7 @@ from outlast.testing.crash_enumeration import Enumeration, Tally
 from outlast.testing.crash_faults import FaultLoop, FaultTally, faults_of
 from outlast.testing.crash_image import Image
 from outlast.testing.crash_laws import LawBroken
-from outlast.testing.crash_mutants import MUTANTS, Mutant
+from outlast.testing.crash_mutants import EQUIVALENT, MUTANTS, Mutant
 from outlast.testing.crash_scenario import (
     Life,
     Promises,
@@ -151,6 +151,10 @@ def report() -> str:
         lines.append(
             f"| {killed.name} | {killed.law or '**survived**'} | {killed.states:,} | {shown} |"
         )
+    for mutant in EQUIVALENT:
+        killed = run_mutant(mutant)
+        verdict = killed.law or "nothing: equivalent, see decision 003"
+        lines.append(f"| {killed.name} | {verdict} | {killed.states:,} | |")
     lines += ["", f"{time.process_time() - began:.0f} CPU seconds.", ""]
     return "\n".join(lines)
 
