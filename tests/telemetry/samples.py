@@ -30,7 +30,6 @@ def restored(*, snapshot: str | None = "snapshot_000007") -> events.Restored:
         prefix_tokens_reused=1_900,
         attempts_superseded=96,
         siblings_redispatched=96,
-        orphans=3,
         rejected=(("snapshot_000008", "corrupt: state.json has another digest"),),
         load_s=0.31,
         estimated_saved_s=62.0,

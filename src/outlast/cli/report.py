@@ -28,8 +28,6 @@ def restore_report(event: events.Restored) -> str:
     rows = [("kept", _kept(event)), ("again", _again(event)), ("trainer", _trainer(event))]
     rows += [("not used", "\n".join(f"{cut}: {why}" for cut, why in event.rejected))]
     loaded = f"in {fmt.duration(event.load_s)}, every byte verified"
-    if event.orphans:
-        loaded += f"; {fmt.plural(event.orphans, 'row')} belonged to no group"
     rows += [("loaded", loaded)]
     return f"{_source(event)}\n{fmt.table([row for row in rows if row[1]])}"
 

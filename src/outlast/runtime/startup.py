@@ -322,7 +322,6 @@ class Life:
                 prefix_tokens_reused=prefix_tokens,
                 attempts_superseded=len(flying),
                 siblings_redispatched=len(missing),
-                orphans=0,
                 rejected=tuple((r.path.name, f"{r.why}: {r.reason}") for r in plan.rejected),
                 load_s=now.monotonic() - self._began,
                 estimated_saved_s=(tokens + prefix_tokens) / cut.tokens_per_s

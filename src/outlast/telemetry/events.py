@@ -52,8 +52,6 @@ class Restored(Event, frozen=True, kw_only=True, tag=True):
     """Of unfinished siblings at level token: decoding goes on behind them."""
     attempts_superseded: int
     siblings_redispatched: int
-    orphans: int
-    """Rows in the plane's files that no group names."""
     rejected: tuple[tuple[str, str], ...]
     """(cut, reason) of each newer candidate that was not used."""
     load_s: float

@@ -177,7 +177,6 @@ def _restored(event: Restored) -> dict[str, float]:
         "rollout/recovery/siblings_redispatched": event.siblings_redispatched,
         "rollout/recovery/attempts_superseded": event.attempts_superseded,
         "rollout/recovery/steps_to_replay": event.steps_to_replay,
-        "rollout/recovery/orphans": event.orphans,
         "rollout/recovery/candidates_rejected": len(event.rejected),
     }
 
