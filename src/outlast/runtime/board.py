@@ -17,7 +17,7 @@ from outlast.model.groups import GroupState
 from outlast.model.ids import AttemptKey, TrainerVersion, WeightVersion
 from outlast.model.ids import Sequence as CutSequence
 from outlast.model.state import RecoveryState
-from outlast.runtime.prefixes import FrozenPrefix, Prefix, PrefixBook
+from outlast.runtime.prefixes import Frozen, FrozenPrefix, Prefix, PrefixBook
 from outlast.telemetry.bus import Bus
 from outlast.world import World
 
@@ -116,6 +116,14 @@ class Board:
             self.stopping = reason
         self._stopped.set()
         self.changed.notify()
+
+    def saved(self, *, at: float, sealed: frozenset[AttemptKey], prefixes: Frozen) -> None:
+        """A cut taken at `at` was acknowledged: what it holds would survive a kill."""
+        self.last_snapshot = max(at, self.last_snapshot or at)
+        for prefix in prefixes.values():
+            prefix.published()
+        for key in sealed & self.sealed_since_cut.keys():
+            del self.sealed_since_cut[key]
 
     def frozen_prefixes(self) -> dict[AttemptKey, FrozenPrefix]:
         """The tokens that unsealed siblings have received so far, in flight or waiting."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outlast.errors import DiskFull
 from outlast.model.cut import Anchor, AnchorKind, Cut, covered
 from outlast.model.groups import GroupState
+from outlast.model.ids import AttemptKey
 from outlast.ports import DataPlane, PlaneHandle, Trainer
 from outlast.runtime.board import Board
 from outlast.runtime.prefixes import Frozen, prefix_refs
@@ -29,6 +31,8 @@ class _Pending:
     cut: Cut
     handle: PlaneHandle
     prefixes: Frozen
+    at: float
+    unsaved: frozenset[AttemptKey]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,18 @@ class CheckpointPump:
         """Write what `step_finished` asks for until the life ends."""
         board = self._board
         while await board.until("checkpoint", "a step boundary", lambda: self.pending):
-            await self.flush()
+            try:
+                await self.flush()
+            except DiskFull as error:
+                self._put_off(error)
+
+    def _put_off(self, error: DiskFull) -> None:
+        """Training goes on without this checkpoint; the next boundary asks for one again."""
+        assert self._pending is not None
+        version, self._pending = self._pending.cut.trainer_version, None
+        message = f"trainer checkpoint of step {version} skipped, disk full: {error}"
+        self._board.bus.emit(events.Warned(message=message))
+        self._board.changed.notify()
 
     async def ready(self) -> bool:
         """Wait until another `finish_step` may start; False on a stop request.
@@ -111,7 +126,13 @@ class CheckpointPump:
             anchor=board.anchor,
             prefixes=prefix_refs(prefixes),
         )
-        self._pending = _Pending(cut=covered(cut), handle=self._plane.freeze(), prefixes=prefixes)
+        self._pending = _Pending(
+            cut=covered(cut),
+            handle=self._plane.freeze(),
+            prefixes=prefixes,
+            at=board.world.clock.monotonic(),
+            unsaved=frozenset(board.sealed_since_cut),
+        )
         self._staged = False
 
     @property
@@ -153,7 +174,7 @@ class CheckpointPump:
         finally:
             pending.handle.close()
         board.world.perhaps("checkpoint.published")
-        self._became_durable(pending.cut)
+        self._became_durable(pending)
         board.bus.emit(
             events.CheckpointPublished(
                 version=pending.cut.trainer_version,
@@ -166,8 +187,9 @@ class CheckpointPump:
         )
         board.changed.notify()
 
-    def _became_durable(self, cut: Cut) -> None:
-        board = self._board
+    def _became_durable(self, pending: _Pending) -> None:
+        board, cut = self._board, pending.cut
+        board.saved(at=pending.at, sealed=pending.unsaved, prefixes=pending.prefixes)
         board.anchor = Anchor(
             kind=AnchorKind.CHECKPOINT, version=cut.trainer_version, history=cut.history
         )

@@ -150,12 +150,8 @@ class SnapshotPump:
             await self._store.abandon(tree)
             raise
         board.parent = taken.cut.sequence
-        board.last_snapshot = taken.at
+        board.saved(at=taken.at, sealed=taken.unsaved, prefixes=taken.prefixes)
         self._published_mutations = taken.mutations
-        for prefix in taken.prefixes.values():
-            prefix.published()
-        for key in taken.unsaved & board.sealed_since_cut.keys():
-            del board.sealed_since_cut[key]
         board.bus.emit(
             events.SnapshotPublished(
                 id=published.name,
