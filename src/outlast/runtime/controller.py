@@ -205,7 +205,7 @@ class Controller:
         if pumps.validation is not None:
             await pumps.weights.catch_up()
             await pumps.validation.finish()
-        await self._last_words(pumps)
+        await self._last_words(pumps, finished=True)
         return await self._ending(life, Ending.FINISHED, "target reached or data exhausted")
 
     async def _insist(self, board: Board, workers: list[asyncio.Task[None]]) -> None:
@@ -234,20 +234,21 @@ class Controller:
         board = life.board
         try:
             async with asyncio.timeout(self._grace_left()):
-                await self._last_words(pumps)
+                await self._last_words(pumps, finished=False)
         except TimeoutError:
             message = "the grace ended before the last snapshot; the previous one stands"
             self._bus.emit(events.Warned(message=message))
         return await self._ending(life, Ending.PREEMPTED, board.stopping or "")
 
-    async def _last_words(self, pumps: _Pumps) -> None:
-        """Publish the last cut; first make the trainer's version durable if the cut needs it."""
+    async def _last_words(self, pumps: _Pumps, *, finished: bool) -> None:
+        """Publish the last cut; first make the trainer's version durable, unless the run goes on
+        later and the cut can do without."""
         self._world.perhaps("stop.drained")
         snapshots = self._settings.snapshots
         covered = snapshots.replay and snapshots.interval_s is not None
         if not self._step_abandoned:  # else nobody knows which version the trainer holds
             await pumps.checkpoints.flush()
-            if pumps.checkpoints.behind and not covered:
+            if pumps.checkpoints.behind and (finished or not covered):
                 pumps.checkpoints.request()
                 await pumps.checkpoints.flush()
         if snapshots.interval_s is not None:
@@ -256,7 +257,7 @@ class Controller:
 
     async def _ending(self, life: Life, ending: Ending, reason: str) -> Outcome:
         board = life.board
-        last = life.store.last_published
+        last = life.store.last_published or life.restored_name
         await life.ended(ending.value)
         self._bus.emit(
             events.RunEnded(reason=ending.value, trainer_version=board.state.version, last_cut=last)
