@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -237,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         timeout_s=options.timeout_s,
     )
     say = _quiet if options.json else _to_stderr
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no child is left behind
     try:
         if options.directory is not None:
             verdict = run_campaign(campaign, options.directory, say=say)

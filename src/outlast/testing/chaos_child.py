@@ -69,6 +69,10 @@ class Child:
         self._log.close()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def returncode(self) -> int | None:
         """None while it lives; negative for a signal."""
         return self._process.poll()
