@@ -13,6 +13,7 @@ import outlast
 from outlast.cli.audit import audit
 from outlast.cli.exits import guarded
 from outlast.cli.fork import fork
+from outlast.cli.rollouts import rollouts
 from outlast.cli.snapshots import snapshots
 from outlast.cli.status import status
 from outlast.cli.train import train
@@ -42,5 +43,5 @@ def _options(
     """Asynchronous RL post-training whose rollouts outlast the process."""
 
 
-for _command in (train, status, snapshots, audit, fork):
+for _command in (train, status, snapshots, rollouts, audit, fork):
     app.command()(guarded(_command))
