@@ -231,7 +231,7 @@ WARNED = {
         "rollout_checkpointing.snapshot_attempt_interval_s is null: a kill loses every rollout",
     ),
     "uncovered steps": (
-        ["checkpointing.save_period=5"],
+        ["checkpointing.save_period=5", "rollout_checkpointing.anchor_policy=exact"],
         "checkpointing.save_period 5 under anchor_policy exact: 4 of 5 steps have no durable "
         "checkpoint",
     ),

@@ -218,7 +218,7 @@ class RolloutCheckpointingSection(Section):
         "latest", "which cut a restart uses", why="a choice among valid cuts"
     )
     anchor_policy: Literal["exact", "replay"] = operational(
-        "exact",
+        "replay",
         "exact: snapshots only while a durable checkpoint of the step exists; replay: any time, "
         "and a restart re-executes the steps in between from stored rows",
         why=CADENCE,
@@ -240,7 +240,7 @@ class RolloutRecoverySection(Section):
     """How finely groups survive an interruption; resolved when a prompt is drawn."""
 
     default_level: Level = Field(
-        "sibling",
+        "token",
         validation_alias=AliasChoices("default_level", "default_granularity"),
         description="recovery level",
         json_schema_extra={"class": "semantic", "reason": ""},
