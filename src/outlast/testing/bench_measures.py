@@ -61,8 +61,6 @@ async def measure_cut(directory: Path, sizes: Sizes, say: Say) -> Figures:
         say(f"filling {sizes.groups:,} groups with {sizes.rows_bytes >> 20:,} MiB of rows")
         await scene.fill(sizes.groups)
         scene.fly(sizes.in_flight)
-        measured = [_hold(scene) for _ in range(sizes.cuts)]
-        holds, busy = [wall for wall, _ in measured], [cpu for _, cpu in measured]
         say("publishing two snapshots")
         first = await scene.snapshot()
         await asyncio.sleep(1.0)
@@ -70,8 +68,11 @@ async def measure_cut(directory: Path, sizes: Sizes, say: Say) -> Figures:
         began = time.perf_counter()
         second = await scene.snapshot()
         seconds = time.perf_counter() - began
+        await scene.fill(PROMPTS_PER_STEP)  # what a second of generation leaves unsaved
+        measured = [_hold(scene) for _ in range(sizes.cuts)]
     finally:
         await scene.close()
+    holds, busy = [wall for wall, _ in measured], [cpu for _, cpu in measured]
     return {
         "groups": sizes.groups,
         "rows": float(first.rows),
@@ -79,6 +80,7 @@ async def measure_cut(directory: Path, sizes: Sizes, say: Say) -> Figures:
         "hold_p50_ms": 1e3 * statistics.median(holds),
         "hold_p99_ms": 1e3 * _quantile(holds, 0.99),
         "hold_max_ms": 1e3 * max(holds),
+        "hold_cpu_p50_ms": 1e3 * statistics.median(busy),
         "hold_cpu_p99_ms": 1e3 * _quantile(busy, 0.99),
         "first_save_s": first.save_s,
         "first_commit_s": first.commit_s,
@@ -108,6 +110,7 @@ def _hold(scene: Scene) -> tuple[float, float]:
         prefixes=prefix_refs(prefixes),
     )
     handle = scene.plane.freeze()
+    frozenset(board.sealed_since_cut)
     seconds = time.perf_counter() - began, time.thread_time() - busy
     handle.close()
     return seconds
@@ -133,7 +136,7 @@ async def measure_append(directory: Path, sizes: Sizes, say: Say) -> Figures:
     rows = RowMaker(FIELD_ROW_BYTES).rows(count)
     size = sum(row.nbytes for row in rows)
     say(f"appending {count:,} rows, {size >> 20:,} MiB, {sizes.rounds} times")
-    seconds, rates, loads = [], [], []
+    seconds, rates, loads, busy = [], [], [], []
     for number in range(sizes.rounds):
         place = directory / f"append_{number}"
         place.mkdir(parents=True)
@@ -142,7 +145,9 @@ async def measure_append(directory: Path, sizes: Sizes, say: Say) -> Figures:
         plane = await _appended(place, rows)
         seconds.append(time.perf_counter() - began)
         await plane.close()
-        loads.append(size / await _load_seconds(place, rows))
+        began, wall = time.process_time(), await _load_seconds(place, rows)
+        busy.append(size / (time.process_time() - began))
+        loads.append(size / wall)
     rate, disk = size / statistics.median(seconds), statistics.median(rates)
     return {
         "rows": count,
@@ -152,6 +157,7 @@ async def measure_append(directory: Path, sizes: Sizes, say: Say) -> Figures:
         "disk_mb_per_s": disk / 1e6,
         "share_of_disk": rate / disk,
         "load_mb_per_s": statistics.median(loads) / 1e6,
+        "load_mb_per_cpu_s": statistics.median(busy) / 1e6,
     }
 
 

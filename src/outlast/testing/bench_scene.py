@@ -166,7 +166,7 @@ def make_scene(run_dir: Path, *, groups: int, row_bytes: int) -> Scene:
 
 
 def _board(world: World, bus: Bus, log: ConsumptionLog, *, groups: int) -> Board:
-    capacity = groups + 2 * PROMPTS_PER_STEP
+    capacity = groups + 4 * PROMPTS_PER_STEP
     plan = RunPlan(
         prompts_per_step=PROMPTS_PER_STEP,
         siblings=SIBLINGS,
