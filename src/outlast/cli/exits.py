@@ -47,7 +47,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             _leave_the_pipe()
             raise typer.Exit(Exit.DONE) from None
         except Exception as error:  # boundary: command line
-            if isinstance(error, typer.Exit | typer.Abort):
+            if isinstance(error, typer.Exit | typer.Abort | typer.BadParameter):
                 raise
             traceback.print_exc()
             typer.echo("outlast: this is a bug; published snapshots stand as they are", err=True)

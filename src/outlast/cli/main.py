@@ -13,6 +13,8 @@ import outlast
 from outlast.cli.audit import audit
 from outlast.cli.exits import guarded
 from outlast.cli.fork import fork
+from outlast.cli.gc import gc
+from outlast.cli.restore import restore
 from outlast.cli.rollouts import rollouts
 from outlast.cli.snapshots import snapshots
 from outlast.cli.status import status
@@ -43,5 +45,5 @@ def _options(
     """Asynchronous RL post-training whose rollouts outlast the process."""
 
 
-for _command in (train, status, snapshots, rollouts, audit, fork):
+for _command in (train, status, snapshots, rollouts, audit, fork, restore, gc):
     app.command()(guarded(_command))

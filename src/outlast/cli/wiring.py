@@ -37,6 +37,7 @@ from outlast.ports import (
 from outlast.runtime.attempt import AttemptSettings
 from outlast.runtime.checkpoint import CheckpointSettings
 from outlast.runtime.controller import Adapters, Controller, Outcome
+from outlast.runtime.interval import FIRST_S
 from outlast.runtime.rollout import RolloutSettings
 from outlast.runtime.settings import RunSettings
 from outlast.runtime.snapshot import SnapshotSettings
@@ -241,6 +242,7 @@ def run_settings(
     snapshots, checkpoints = recipe.rollout_checkpointing, recipe.checkpointing
     stall = recipe.async_rl.stall_watchdog
     replay = snapshots.anchor_policy == "replay"
+    interval = snapshots.snapshot_attempt_interval_s
     return RunSettings(
         plan=_plan(recipe, prompts),
         sampler=lambda: build_sampler(
@@ -263,7 +265,8 @@ def run_settings(
             applied_bytes_max=snapshots.applied_bytes_max,
         ),
         snapshots=SnapshotSettings(
-            interval_s=snapshots.snapshot_attempt_interval_s,
+            interval_s=FIRST_S if interval == "auto" else interval,
+            mtbf_s=snapshots.mtbf_s if interval == "auto" else None,
             failures_max=snapshots.max_consecutive_failures,
             replay=replay,
         ),

@@ -7,7 +7,7 @@ May import: `config.fields`, pydantic.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field, field_validator
 
@@ -19,6 +19,7 @@ CADENCE = "cadence of writing; every published cut is valid on its own"
 SHOW = "shown or logged, never read back"
 BOUND = "a bound of the run that may be raised and lowered at will"
 
+Seconds = Annotated[float, Field(gt=0)]
 Level = Literal["prompt_group", "sibling", "token"]
 
 
@@ -207,9 +208,15 @@ class CheckpointingSection(Section):
 class RolloutCheckpointingSection(Section):
     """Snapshots of the rollout side between trainer checkpoints."""
 
-    snapshot_attempt_interval_s: float | None = operational(
+    snapshot_attempt_interval_s: Seconds | Literal["auto"] | None = operational(
         10.0,
-        "cadence of attempts; null writes none (existing ones are still read)",
+        "cadence of attempts; auto: sqrt(2 mtbf_s cost) with the measured cost of a snapshot; "
+        "null writes none (existing ones are still read)",
+        why=CADENCE,
+    )
+    mtbf_s: float | None = operational(
+        None,
+        "mean time between kills that interval auto (and `plan`) reckons with",
         why=CADENCE,
         gt=0,
     )

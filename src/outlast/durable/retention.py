@@ -46,8 +46,7 @@ class Retention:
                 f"keep_latest_k is {keep_latest_k}; the newest cut is never removed"
             )
         listing = read_run(self._files, self._run_dir, verify="manifest")
-        held = [f for f in lineage_cuts(listing) if f.kind is TreeKind.SNAPSHOT]
-        return self._remove(listing, held[:-keep_latest_k])
+        return self._remove(listing, superseded_snapshots(listing, keep_latest_k))
 
     def checkpoints(
         self,
@@ -58,11 +57,7 @@ class Retention:
     ) -> Warnings:
         """Remove trainer checkpoints nothing needs; see `anchors.removable_checkpoints`."""
         listing = read_run(self._files, self._run_dir, verify="manifest")
-        held = [f for f in lineage_cuts(listing) if f.kind is TreeKind.TRAINER_CHECKPOINT]
-        standing = [f for f in listing.cuts if f.kind is TreeKind.SNAPSHOT]
-        victims = removable_checkpoints(
-            held, snapshots=standing, pinned=pinned, keep_top_k=keep_top_k, score=score
-        )
+        victims = superseded_checkpoints(listing, pinned=pinned, keep_top_k=keep_top_k, score=score)
         return self._remove(listing, victims)
 
     def sweep(self) -> Warnings:
@@ -109,6 +104,23 @@ class Retention:
         else:
             with contextlib.suppress(FileNotFoundError):
                 self._files.unlink(path)
+
+
+def superseded_snapshots(listing: RunListing, keep_latest_k: int) -> tuple[FoundCut, ...]:
+    """Verified snapshots of the lineage but the newest `keep_latest_k` >= 1, oldest first."""
+    held = [f for f in lineage_cuts(listing) if f.kind is TreeKind.SNAPSHOT]
+    return tuple(held[:-keep_latest_k])
+
+
+def superseded_checkpoints(
+    listing: RunListing, *, pinned: Collection[TrainerVersion], keep_top_k: int, score: Score
+) -> tuple[FoundCut, ...]:
+    """Trainer checkpoints of the lineage that nothing needs, oldest first."""
+    held = [f for f in lineage_cuts(listing) if f.kind is TreeKind.TRAINER_CHECKPOINT]
+    standing = [f for f in listing.cuts if f.kind is TreeKind.SNAPSHOT]
+    return removable_checkpoints(
+        held, snapshots=standing, pinned=pinned, keep_top_k=keep_top_k, score=score
+    )
 
 
 def _trash_name(found: FoundCut) -> str:

@@ -160,6 +160,11 @@ def _persistence(recipe: Recipe) -> Iterator[str]:
             f"{snapshots}: snapshots without trainer checkpoints have no anchor after step 1; "
             "required: checkpointing.enabled: true, or an interval of null"
         )
+    if interval == "auto" and recipe.rollout_checkpointing.mtbf_s is None:
+        yield (
+            f"{snapshots}: the optimum depends on how often the run is killed; required: "
+            "rollout_checkpointing.mtbf_s, such as 14400, or an interval in seconds"
+        )
     if checkpointing.enabled and not checkpointing.save_data_plane:
         kept = f"{snapshots} and " if interval is not None else ""
         yield (
@@ -239,7 +244,7 @@ def _costs(recipe: Recipe) -> Iterator[str]:
             "older one; 2 keeps a fallback"
         )
     save_by = checkpointing.must_save_by_s
-    if interval is not None and save_by is not None and interval >= save_by:
+    if isinstance(interval, float) and save_by is not None and interval >= save_by:
         yield (
             f"rollout_checkpointing.snapshot_attempt_interval_s {interval:g} reaches beyond "
             f"checkpoint_must_save_by ({save_by:g} s): no periodic snapshot will be attempted"

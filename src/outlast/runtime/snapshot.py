@@ -6,7 +6,7 @@
 
 Laws: A2, S6, L2, L3. The cut is one synchronous call; its self-check, its encoding and all disk
 work happen afterwards on copies, off the event loop. May import: `ports`, `runtime.board`,
-`runtime.store`.
+`runtime.interval`, `runtime.store`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from outlast.model.cut import Cut
 from outlast.model.ids import AttemptKey
 from outlast.ports import DataPlane, PlaneHandle
 from outlast.runtime.board import Board
+from outlast.runtime.interval import Cadence
 from outlast.runtime.prefixes import Frozen, prefix_refs
 from outlast.runtime.store import RunStore
 from outlast.telemetry import events
@@ -37,12 +38,14 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSettings:
-    """`interval_s` None writes none. Without `replay`, a snapshot needs a durable trainer
-    checkpoint of its own step (anchor policy exact)."""
+    """`interval_s` None writes none. With `mtbf_s` it is only where the interval starts, which is
+    chosen anew from the measured cost after each publication. Without `replay`, a snapshot needs a
+    durable trainer checkpoint of its own step (anchor policy exact)."""
 
     interval_s: float | None
     failures_max: int
     replay: bool
+    mtbf_s: float | None = None
 
 
 class SnapshotPump:
@@ -62,16 +65,18 @@ class SnapshotPump:
         self._store = store
         self._failures = 0
         self._published_mutations: tuple[int, int] | None = None
+        self._cadence = Cadence(settings.interval_s, mtbf_s=settings.mtbf_s)
 
     async def run(self) -> None:
         """Attempt a snapshot at every multiple of the interval until the life ends."""
-        interval = self._settings.interval_s
+        interval = self._cadence.interval_s
         if interval is None:
             return
         clock = self._board.world.clock
         due = clock.monotonic() + interval
         while await self._board.sleep(due - clock.monotonic()):
             await self.attempt()
+            interval = self._cadence.interval_s or interval
             missed = max(0.0, clock.monotonic() - due) // interval
             due += interval * (missed + 1)
 
