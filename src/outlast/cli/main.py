@@ -14,6 +14,7 @@ from outlast.cli.audit import audit
 from outlast.cli.exits import guarded
 from outlast.cli.fork import fork
 from outlast.cli.gc import gc
+from outlast.cli.plan import plan
 from outlast.cli.restore import restore
 from outlast.cli.rollouts import rollouts
 from outlast.cli.snapshots import snapshots
@@ -45,5 +46,5 @@ def _options(
     """Asynchronous RL post-training whose rollouts outlast the process."""
 
 
-for _command in (train, status, snapshots, rollouts, audit, fork, restore, gc):
+for _command in (train, status, snapshots, rollouts, audit, fork, restore, gc, plan):
     app.command()(guarded(_command))
