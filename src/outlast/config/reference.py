@@ -8,9 +8,9 @@ May import: `config.fields`, `config.schema`, `config.walk`, pydantic.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -74,20 +74,26 @@ def _row(info: FieldInfo, leaf: Leaf, *, name: str) -> str:
     if leaf.aliases:
         also = ", ".join(f"`{alias.rsplit('.', 1)[-1]}`" for alias in leaf.aliases)
         about = f"{about}; also accepted as {also}"
-    bounds = [
+    shape = ", ".join([_type(info.annotation), *_bounds(info.metadata)])
+    cells = [f"`{name}`", shape, _default(info.default), kind, about]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _bounds(metadata: Iterable[object]) -> list[str]:
+    return [
         f"{sign} {getattr(item, attribute)}"
-        for item in info.metadata
+        for item in metadata
         for attribute, sign in _BOUNDS
         if getattr(item, attribute, None) is not None
     ]
-    shape = ", ".join([_type(info.annotation), *bounds])
-    cells = [f"`{name}`", shape, _default(info.default), kind, about]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _type(annotation: Any) -> str:
     """The words for a type: choices are listed, a union is read out."""
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inside = [bound for item in inner[1:] for bound in _bounds(getattr(item, "metadata", ()))]
+        return " ".join([_type(inner[0]), *inside])
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in inner)
     if origin in (Union, UnionType):
