@@ -139,9 +139,10 @@ class FakeTrainer:
 
     async def stage(self) -> StagedCheckpoint:
         self._pulse.check()
-        staged = FakeStaged(self, self._version, digest=self._digest)
+        version = self._version
         await self._pause(self._profile.stage_s)
-        return staged
+        # Like a copy under way: a step that does not wait for it would tear it (S7).
+        return FakeStaged(self, version, self._digest)
 
     async def digest(self) -> str:
         self._pulse.check()
@@ -151,11 +152,11 @@ class FakeTrainer:
         """Write a staged copy, in two files with time in between."""
         state = json.dumps({"version": int(version), "digest": digest}).encode()
         await self._pause(self._profile.write_s)
-        write_file(self._files, directory / "state.json", state)
+        write_file(self._files, directory / "state.json", data=state)
         if self._profile.strikes(version, TrainerFault.FAILS_IN_WRITE):
             raise TrainerBroke(f"checkpoint of step {version}: lost a device while writing")
         await self._pause(self._profile.write_s)
-        write_file(self._files, directory / "optimizer.bin", digest.encode() * 4)
+        write_file(self._files, directory / "optimizer.bin", data=digest.encode() * 4)
 
     def _opened(self) -> Step:
         if self._open is None:

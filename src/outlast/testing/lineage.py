@@ -12,7 +12,7 @@ from outlast.errors import InvariantError
 from outlast.testing.fake_environment import FakeEnvironment, FakePrompts
 from outlast.testing.laws import LawBroken
 from outlast.testing.loop import Deadlock, Livelock
-from outlast.testing.plan import LifePlan, LineagePlan
+from outlast.testing.plan import DiskFault, LifePlan, LineagePlan
 from outlast.testing.scripts import EngineProfile, TrainerProfile
 from outlast.testing.simulation import Ended, Simulation
 from outlast.testing.world import StoreSpeed
@@ -70,7 +70,7 @@ def _simulation(plan: LineagePlan) -> Simulation:
         seed=plan.seed,
         engine=plan.engine,
         store=StoreSpeed(typical_s=plan.store.typical_s, slow_share=plan.store.slow_share),
-        trainer=TrainerProfile(faults=dict(plan.trainer_faults)),
+        trainer=TrainerProfile(stage_s=plan.stage_s, faults=dict(plan.trainer_faults)),
         environment=FakeEnvironment(poison=frozenset(plan.poison)),
         prompt_source=FakePrompts(plan.shape.prompts, unreadable=frozenset(plan.unreadable)),
     )
@@ -131,16 +131,19 @@ def _disturb(sim: Simulation, life: LifePlan) -> None:
     elif life.ending == "mark":
         sim.kill_at(mark=(life.mark, life.count))
     timed = life.ending in ("time", "sigterm", "sigterm_kill")
-    actions = [(fault.after_s, "fail", fault.kind, fault.lasts_s) for fault in life.disk_faults]
-    actions += [(f.after_s + f.lasts_s, "repair", "", 0.0) for f in life.disk_faults if f.lasts_s]
+    actions: list[tuple[float, str, DiskFault | None]] = []
+    for fault in life.disk_faults:
+        actions.append((fault.after_s, "fail", fault))
+        if fault.lasts_s:
+            actions.append((fault.after_s + fault.lasts_s, "repair", None))
     if timed:
-        actions.append((life.after_s, life.ending, "", 0.0))
+        actions.append((life.after_s, life.ending, None))
     begun = sim.now
-    for at, what, kind, lasts_s in sorted(actions):
+    for at, what, failing in sorted(actions, key=lambda action: action[:2]):
         if not sim.run_until(seconds=max(0.0, begun + at - sim.now)):
             return
-        if what == "fail":
-            sim.fail_disk(kind, once=not lasts_s)
+        if failing is not None:
+            sim.fail_disk(failing.kind, once=not failing.lasts_s, skip=failing.skip)
         elif what == "repair":
             sim.fail_disk(None)
         else:

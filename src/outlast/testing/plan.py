@@ -29,7 +29,9 @@ class DiskFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after_s: float
     kind: Literal["EIO", "ENOSPC", "short write"]
     lasts_s: float = 0.0
-    """0: the next call only."""
+    """0: one call only."""
+    skip: int = 0
+    """Calls that still succeed."""
 
 
 class LifePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +60,8 @@ class LineagePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     engine: EngineProfile = EngineProfile()
     store: StoreSpeed = msgspec.field(default_factory=StoreSpeed)
     trainer_faults: dict[int, TrainerFault] = {}
+    stage_s: float = 0.1
+    """Longest copy aside of the trainer's state for a checkpoint."""
     poison: tuple[int, ...] = ()
     unreadable: tuple[int, ...] = ()
     lives: tuple[LifePlan, ...] = ()
@@ -76,6 +80,7 @@ def draw_plan(seed: int) -> LineagePlan:
         engine=_engine(rng),
         store=_store(rng),
         trainer_faults={} if rng.random() < 0.6 else _trainer(rng, shape),
+        stage_s=rng.choice((0.1, 0.1, 1.5)),
         poison=_prompts(rng, shape) if not twin else (),
         unreadable=_prompts(rng, shape) if not twin else (),
         lives=tuple(_life(rng, shape) for _ in range(rng.randint(2, 6))),
@@ -168,7 +173,7 @@ def _life(rng: random.Random, shape: RunShape) -> LifePlan:
         count=rng.randint(1, reach),
         power_cut=rng.random() < 0.5,
         disk_faults=_disk_faults(rng),
-        capacity=needed if rng.random() < 0.1 else None,
+        capacity=needed if rng.random() < 0.25 else None,
         restore_mode="trainer_checkpoint" if rng.random() < 0.1 else "latest",
     )
 
@@ -181,6 +186,7 @@ def _disk_faults(rng: random.Random) -> tuple[DiskFault, ...]:
             after_s=0.0 if rng.random() < 0.3 else round(rng.random() * 4, 3),
             kind=rng.choice(("EIO", "ENOSPC", "short write")),
             lasts_s=rng.choice((0.0, 0.0, 0.5, 3.0)),
+            skip=rng.choice((0, 0, rng.randrange(80))),
         )
         for _ in range(rng.randint(1, 2))
     )

@@ -21,14 +21,32 @@ Bug = Callable[[], AbstractContextManager[None]]
 PLANTED: dict[str, Bug] = {**MODEL_BUGS, **RUNTIME_BUGS, **DURABLE_BUGS}
 
 
-def hunt(
-    name: str, *, seeds: int, start: int = 0, suits: Callable[[LineagePlan], bool] = lambda _: True
-) -> tuple[int, str] | None:
-    """Run seeds under the planted bug: (lineages until it was found, violation), or None.
+SUITS: dict[str, Callable[[LineagePlan], bool]] = {
+    "filtered_credit_lost": lambda plan: plan.shape.filter_zero_variance,
+    "restored_groups_without_permit": lambda plan: (
+        plan.shape.sampler == "windowed" and any(life.capacity for life in plan.lives)
+    ),
+    "inflight_counts_as_sealed": lambda plan: plan.shape.level == "prompt_group",
+    "skip_push_if_version_equal": lambda plan: plan.engine.survives,
+    "engines_not_fenced": lambda plan: plan.engine.survives,
+    "chunk_minimum_not_relaxed": lambda plan: plan.shape.chunk_groups_min > 1,
+    "io_error_taken_for_corruption": lambda plan: any(
+        fault.kind == "EIO" and fault.after_s == 0 for f in plan.lives for fault in f.disk_faults
+    ),
+    "anchor_not_staged": lambda plan: plan.shape.save_period > 1 and plan.stage_s > 1,
+    "latest_follows_a_foreign_cut": lambda plan: any(
+        life.restore_mode == "trainer_checkpoint" for life in plan.lives
+    ),
+}
+"""Plans in which a bug can show at all, where that is rare."""
 
-    Only plans that `suits` accepts are run and counted.
+
+def hunt(name: str, *, seeds: int, start: int = 0) -> tuple[int, str] | None:
+    """Run lineages under the planted bug: (how many until it was found, violation), or None.
+
+    Only plans that suit the bug are run and counted.
     """
-    ran = 0
+    ran, suits = 0, SUITS.get(name, lambda plan: True)
     with PLANTED[name]():
         for seed in range(start, start + 50 * seeds):
             plan = draw_plan(seed)

@@ -43,7 +43,7 @@ def log_synced_after_committed() -> Iterator[None]:
 def payload_not_synced() -> Iterator[None]:
     """Files of a cut are written, but not synced."""
 
-    def write_file(files: Any, path: Any, data: bytes) -> None:
+    def write_file(files: Any, path: Any, *, data: bytes) -> None:
         writer = files.create(path)
         writer.write(data)
         writer.close()

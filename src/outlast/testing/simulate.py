@@ -23,7 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=600, help="lineages to run")
     parser.add_argument("--start", type=int, default=0, help="first seed")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--trace", type=int, metavar="SEED", help="print the trace digest of a seed")
+    parser.add_argument(
+        "--trace", type=int, metavar="SEED", help="print the trace digest of a seed"
+    )
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run a kept plan")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="print a smaller failing plan")
     chosen = parser.parse_args(arguments)

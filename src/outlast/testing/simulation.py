@@ -234,13 +234,14 @@ class Simulation:
         if mark is not None:
             self.marks.kill_at = mark
 
-    def fail_disk(self, kind: FaultKind | str | None, *, once: bool = False) -> None:
-        """Let disk calls fail from now on (or only the next one that can); None repairs it."""
+    def fail_disk(self, kind: FaultKind | str | None, *, once: bool = False, skip: int = 0) -> None:
+        """Let disk calls fail, after `skip` more, until repaired (None) or just `once`."""
         self.auditor.faulty = kind is not None
         if kind is None:
             self.disk.fault = None
         else:
-            self.disk.fault = Fault(self.disk.calls, FaultKind(kind), persistent=not once)
+            at = self.disk.calls + skip
+            self.disk.fault = Fault(at, FaultKind(kind), persistent=not once)
 
     def close(self) -> None:
         """Drop a life that still runs, without judging it."""
@@ -335,11 +336,14 @@ class Simulation:
     def _survey(self) -> Incarnation:
         """Look at the disk before a life: its number, the lineage, and A3: live names are whole."""
         with self._reading():
-            listing = read_run(self.disk, RUN_DIR, verify="manifest")
+            try:
+                listing = read_run(self.disk, RUN_DIR, verify="manifest")
+            except CorruptData as error:
+                raise LawBroken(f"A3: {error}") from error
             defects = []
             for cut in listing.cuts:
                 try:
-                    load_cut(self.disk, RUN_DIR, cut)
+                    load_cut(self.disk, RUN_DIR, found=cut)
                 except CorruptData as error:
                     defects.append(str(error))
         self.auditor.require(not defects, f"A3: a live name that is not whole: {defects}")
