@@ -28,7 +28,11 @@ DETERMINISTIC = (
 
 
 def _trainer_state(run_dir: Path) -> tuple[str, dict[str, torch.Tensor]]:
-    """Digest of the final weights, and everything else a trainer checkpoint holds."""
+    """Digest of the final weights, and what a trainer checkpoint holds besides them.
+
+    Without torch's process-wide random state: a model without dropout draws nothing from it while
+    it trains, but whoever makes a module does, once per life.
+    """
     recipe = load_recipe(None, DETERMINISTIC).recipe
     core = TrainerCore(
         directory=resolve_model_directory(recipe.model.path),
@@ -38,7 +42,8 @@ def _trainer_state(run_dir: Path) -> tuple[str, dict[str, torch.Tensor]]:
         deterministic=True,
     )
     core.load(run_dir / f"step_{STEPS:06d}" / "trainer", TrainerVersion(STEPS))
-    return core.digest(), core.staged()
+    state = core.staged().items()
+    return core.digest(), {name: value for name, value in state if not name.startswith("rng/")}
 
 
 @pytest.mark.slow
@@ -64,6 +69,6 @@ def test_s11_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path: Path) -
     undisturbed, expected = _trainer_state(tmp_path / "twin")
     killed, found = _trainer_state(tmp_path / "lineage_1" / "run")
     assert killed == undisturbed
-    assert found.keys() == expected.keys()
+    assert found.keys() == expected.keys() and any(n.startswith("optimizer/") for n in found)
     differing = [name for name in expected if not torch.equal(found[name], expected[name])]
     assert differing == []
