@@ -146,7 +146,7 @@ class Life:
             write_bootstrap(
                 FILES,
                 run_dir,
-                BootstrapRecord(format=FORMAT, model="m", tokenizer="t", fingerprint="f"),
+                record=BootstrapRecord(format=FORMAT, model="m", tokenizer="t", fingerprint="f"),
             )
         else:
             cut = loaded.cut

@@ -45,7 +45,7 @@ def test_records_read_back_up_to_a_position(kind: str, tmp_path: Path) -> None:
     files, root = make_disk(kind, tmp_path)
     log = ConsumptionLog(files, root / "c", incarnation=ONE, fence=Open())
     empty = log.position
-    assert read_log(files, root / "c", empty) == ()
+    assert read_log(files, root / "c", position=empty) == ()
     positions, written = [], records(3)
     for record in written:
         log.append(record)
@@ -55,7 +55,7 @@ def test_records_read_back_up_to_a_position(kind: str, tmp_path: Path) -> None:
     log.sync(log.position.length)
     log.sync(0)
     for n, position in enumerate(positions):
-        assert read_log(files, root / "c", position) == tuple(written[: n + 1])
+        assert read_log(files, root / "c", position=position) == tuple(written[: n + 1])
     log.close()
 
 
@@ -117,8 +117,8 @@ def test_after_any_failing_call_the_log_is_written_anew(kind: FaultKind) -> None
         log.sync(log.position.length)
         for image in disk.ordered():
             after = CrashDisk(image)
-            assert read_log(after, root, position) == tuple(written)
-            assert len(read_log(after, root, log.position)) == len(written) + 1
+            assert read_log(after, root, position=position) == tuple(written)
+            assert len(read_log(after, root, position=log.position)) == len(written) + 1
     assert failures >= 1
 
 
@@ -132,7 +132,7 @@ def test_a_first_sync_that_fails_is_written_anew() -> None:
         except DiskError:
             disk.fault = None
             log.sync(log.position.length)
-        assert len(read_log(CrashDisk(disk.visible()), root, log.position)) == 1
+        assert len(read_log(CrashDisk(disk.visible()), root, position=log.position)) == 1
 
 
 def test_synced_bytes_that_are_gone_stop_the_run() -> None:
@@ -175,17 +175,17 @@ def test_damage_and_unknown_records_are_told_apart(
     writer = disk.create(root / "inc_000001.log")
     writer.write(data)
     with pytest.raises(error, match=match):
-        read_log(disk, root, position_of(data))
+        read_log(disk, root, position=position_of(data))
 
 
 def test_a_short_missing_or_different_log_is_corrupt() -> None:
     disk, root, log = crash_log()
     position = position_of(b"x" * 10)
     with pytest.raises(CorruptData, match="missing"):
-        read_log(disk, root, position)
+        read_log(disk, root, position=position)
     log.append(records(1)[0])
     log.sync(log.position.length)
     with pytest.raises(CorruptData, match="sha256"):
-        read_log(disk, root, position)
+        read_log(disk, root, position=position)
     with pytest.raises(CorruptData, match="the cut names 10000"):
-        read_log(disk, root, position_of(b"", length=10_000))
+        read_log(disk, root, position=position_of(b"", length=10_000))

@@ -28,7 +28,7 @@ from tests.durable.disks import both_disks, make_disk
 @both_disks
 def test_written_bytes_read_back(kind: str, tmp_path: Path) -> None:
     files, root = make_disk(kind, tmp_path)
-    write_file(files, root / "a", b"hello world")
+    write_file(files, root / "a", data=b"hello world")
     assert files.read(root / "a") == b"hello world"
     assert b"".join(files.chunks(root / "a")) == b"hello world"
     assert files.read_at(root / "a", offset=6, length=99) == b"world"
@@ -44,7 +44,7 @@ def test_names_are_listed_in_order_and_moved_atomically(kind: str, tmp_path: Pat
     files, root = make_disk(kind, tmp_path)
     for name in ("b", "a"):
         files.mkdir(root / name)
-    write_file(files, root / "a" / "x", b"1")
+    write_file(files, root / "a" / "x", data=b"1")
     files.link(root / "a" / "x", root / "b" / "y")
     files.rename(root / "a", root / "c")
     assert files.list(root) == ("b", "c")
@@ -61,7 +61,7 @@ def test_names_are_listed_in_order_and_moved_atomically(kind: str, tmp_path: Pat
 @both_disks
 def test_missing_and_taken_names_are_told_apart(kind: str, tmp_path: Path) -> None:
     files, root = make_disk(kind, tmp_path)
-    write_file(files, root / "file", b"")
+    write_file(files, root / "file", data=b"")
     missing = root / "none"
     for call in (files.read, files.stat, files.list, files.unlink, files.rmdir, files.fsync_dir):
         with pytest.raises(FileNotFoundError):
@@ -85,7 +85,7 @@ def test_directories_with_content_are_neither_removed_nor_replaced(
     files, root = make_disk(kind, tmp_path)
     for name in ("full", "other"):
         files.mkdir(root / name)
-        write_file(files, root / name / "x", b"")
+        write_file(files, root / name / "x", data=b"")
     with pytest.raises(DiskError):
         files.rmdir(root / "full")
     with pytest.raises(DiskError):
@@ -157,7 +157,7 @@ def test_a_filesystem_without_links_says_so(
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data[:3])))
-    write_file(PosixFiles(), PurePosixPath(tmp_path, "a"), b"0123456789")
+    write_file(PosixFiles(), PurePosixPath(tmp_path, "a"), data=b"0123456789")
     assert (tmp_path / "a").read_bytes() == b"0123456789"
 
 

@@ -165,7 +165,7 @@ def test_being_fenced_in_the_middle_of_a_publication_leaves_the_tree_to_the_new_
     life.start()
     life.draw(1)
     tree = life.publisher.open_snapshot(Sequence(life.sequence))
-    publish_file(disk, RUN_DIR / "incarnations" / "000002.json", b"x")
+    publish_file(disk, RUN_DIR / "incarnations" / "000002.json", data=b"x")
     tree.abandon()
     assert disk.exists(tree.directory), "an abandoned tree was touched after the take-over"
 
@@ -205,12 +205,12 @@ def test_publish_file_is_exclusive_with_and_without_links(links: bool) -> None:
     disk = CrashDisk(links=links)
     path = PurePosixPath("/record")
     disk.create(PurePosixPath("/tmp_0_record")).close()  # left over from a crash
-    publish_file(disk, path, b"one")
+    publish_file(disk, path, data=b"one")
     with pytest.raises(FileExistsError):
-        publish_file(disk, path, b"two")
+        publish_file(disk, path, data=b"two")
     assert disk.read(path) == b"one"
     assert disk.list(PurePosixPath("/")) == ("record", "tmp_0_record")
-    replace_file(disk, path, b"three")
+    replace_file(disk, path, data=b"three")
     assert disk.read(path) == b"three"
 
 
@@ -219,7 +219,7 @@ def test_publish_file_leaves_a_whole_record_or_none_at_every_failing_call() -> N
         disk = CrashDisk()
         disk.fault = Fault(at, FaultKind.SHORT_WRITE)
         try:
-            publish_file(disk, PurePosixPath("/record"), b"content")
+            publish_file(disk, PurePosixPath("/record"), data=b"content")
         except DiskError:
             assert disk.list(PurePosixPath("/")) == ()
             continue

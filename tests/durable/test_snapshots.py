@@ -126,7 +126,7 @@ def test_p3_damage_is_found_and_never_loaded(name: str, damage: str) -> None:
     assert name.rsplit("/", maxsplit=1)[-1] in cut.defect or MANIFEST in cut.defect
     assert cut_state(read_run(disk, RUN_DIR, verify="payload"), cut) is CutState.CORRUPT
     with pytest.raises(CorruptData):
-        load_cut(disk, RUN_DIR, cut)
+        load_cut(disk, RUN_DIR, found=cut)
     after = Life(disk.kill(), Promises(), pid=2)
     after.restore()
     assert after.loaded is not None and after.loaded.cut.sequence == 1, "the older one is used"
@@ -175,7 +175,9 @@ def test_a_listed_file_that_vanishes_while_it_is_read_is_corrupt() -> None:
     manifest = read_manifest(disk, SNAPSHOT)
     disk.unlink(SNAPSHOT / "recipe.yaml")
     with pytest.raises(CorruptData, match="missing"):
-        verify_file(disk, SNAPSHOT, next(e for e in manifest.files if e.name == "recipe.yaml"))
+        verify_file(
+            disk, SNAPSHOT, entry=next(e for e in manifest.files if e.name == "recipe.yaml")
+        )
 
 
 def test_a_tree_that_retention_takes_away_while_listing_is_passed_over() -> None:
@@ -231,7 +233,7 @@ def test_what_is_loaded_agrees_with_its_manifest_and_with_itself() -> None:
         disk, _ = lived()
         forge(disk, SNAPSHOT, **changes)
         with pytest.raises(CorruptData, match=match):
-            load_cut(disk, RUN_DIR, found(disk, "snapshots/snapshot_000002"))
+            load_cut(disk, RUN_DIR, found=found(disk, "snapshots/snapshot_000002"))
 
 
 def test_a_cut_that_contradicts_itself_is_corrupt() -> None:
@@ -248,7 +250,7 @@ def test_a_cut_that_contradicts_itself_is_corrupt() -> None:
     )
     forge(disk, SNAPSHOT, files=files)
     with pytest.raises(CorruptData, match="contradicts itself: S4"):
-        load_cut(disk, RUN_DIR, found(disk, "snapshots/snapshot_000002"))
+        load_cut(disk, RUN_DIR, found=found(disk, "snapshots/snapshot_000002"))
 
 
 def test_the_reader_names_what_is_wrong_with_a_candidate() -> None:
@@ -493,6 +495,6 @@ def test_the_bootstrap_anchor_is_written_once_and_never_changed() -> None:
     disk, _ = lived()
     record = BootstrapRecord(format=1, model="other", tokenizer="t", fingerprint="f")
     with pytest.raises(ForeignRun, match="another initial model"):
-        write_bootstrap(disk, RUN_DIR, record)
+        write_bootstrap(disk, RUN_DIR, record=record)
     overwrite(disk, RUN_DIR / "bootstrap/anchor.json", seal(record))
-    write_bootstrap(disk, RUN_DIR, record)
+    write_bootstrap(disk, RUN_DIR, record=record)

@@ -22,7 +22,7 @@ SHOWN_MAX = 20
 
 def diff(run_dir: PurePosixPath, a: FoundCut, *, b: FoundCut, listing: RunListing) -> Difference:
     """What happened from `a` to `b`. Raises CorruptData, DiskError."""
-    first, second = load_cut(FILES, run_dir, a), load_cut(FILES, run_dir, b)
+    first, second = load_cut(FILES, run_dir, found=a), load_cut(FILES, run_dir, found=b)
     return diff_cuts(FILES, run_dir, listing=listing, a=first, b=second)
 
 

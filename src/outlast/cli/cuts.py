@@ -181,7 +181,7 @@ def _cells(r: CutRow) -> tuple[str, ...]:
 
 def contents(run_dir: PurePosixPath, found: FoundCut, *, listing: RunListing) -> Contents:
     """Verify a cut's rollout files and say what they hold. Raises CorruptData, DiskError."""
-    loaded = load_cut(FILES, run_dir, found)
+    loaded = load_cut(FILES, run_dir, found=found)
     cut, base = loaded.cut, row(listing, found)
     counts = cut.counts()
     siblings = [s for group in cut.groups for s in group.siblings]
@@ -299,9 +299,9 @@ def _defect(run_dir: PurePosixPath, found: FoundCut, *, bar: Progress) -> str | 
     task = bar.add_task(found.path.name, total=found.bytes)
     try:
         for entry in found.manifest.files:
-            verify_file(FILES, run_dir / found.path, entry)
+            verify_file(FILES, run_dir / found.path, entry=entry)
             bar.advance(task, entry.size)
-        load_cut(FILES, run_dir, found)
+        load_cut(FILES, run_dir, found=found)
     except CorruptData as error:
         return str(error)
     finally:

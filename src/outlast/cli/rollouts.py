@@ -67,7 +67,7 @@ def rollouts(
     found = cuts.newest(listing) if snapshot is None else cuts.find(listing, snapshot)
     name = found.path.name
     target = _target(out, to=to, name=name)
-    loaded = load_cut(FILES, run_dir, found)
+    loaded = load_cut(FILES, run_dir, found=found)
     decode = _decoder(loaded)
     counted = _Counted()
     records = counted(_with_texts(rollouts_of(FILES, loaded), decode))

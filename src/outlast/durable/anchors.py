@@ -22,7 +22,7 @@ NEWEST_KEPT = 2
 """Whole trainer checkpoints that stay whatever else is asked for."""
 
 
-def write_bootstrap(files: Files, run_dir: PurePosixPath, record: BootstrapRecord) -> None:
+def write_bootstrap(files: Files, run_dir: PurePosixPath, *, record: BootstrapRecord) -> None:
     """Record the initial model, once. Writing the same record again changes nothing.
 
     Raises ForeignRun when another initial model is recorded already.
@@ -31,7 +31,7 @@ def write_bootstrap(files: Files, run_dir: PurePosixPath, record: BootstrapRecor
     make_directory(files, path.parent)
     data = seal(record)
     try:
-        publish_file(files, path, data)
+        publish_file(files, path, data=data)
     except FileExistsError as error:
         if files.read(path) != data:
             raise ForeignRun(

@@ -110,7 +110,7 @@ def _records(
     files: Files, run_dir: PurePosixPath, *, position: LogPosition, account: _Account
 ) -> tuple[JournalRecord, ...]:
     try:
-        return read_log(files, names.RunPaths(run_dir).consumption, position)
+        return read_log(files, names.RunPaths(run_dir).consumption, position=position)
     except (CorruptData, UnsupportedFormat) as error:
         account.violation(f"incarnation {position.incarnation}: {error}")
         return ()

@@ -162,7 +162,7 @@ class ConsumptionLog:
 
 
 def read_log(
-    files: Files, directory: PurePosixPath, position: LogPosition
+    files: Files, directory: PurePosixPath, *, position: LogPosition
 ) -> tuple[JournalRecord, ...]:
     """The records of one incarnation up to `position`.
 

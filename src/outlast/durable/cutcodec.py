@@ -108,7 +108,7 @@ class LoadedCut:
     """Absolute directory for `DataPlane.load`; its files are verified."""
 
 
-def load_cut(files: Files, run_dir: PurePosixPath, found: FoundCut) -> LoadedCut:
+def load_cut(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> LoadedCut:
     """Verify everything of a cut but the trainer shards, and decode it. Changes nothing.
 
     Order: marker, manifest, inventory and sizes, digests, the consumption log it names, strict
@@ -118,12 +118,12 @@ def load_cut(files: Files, run_dir: PurePosixPath, found: FoundCut) -> LoadedCut
     """
     directory = run_dir / found.path
     manifest = read_manifest(files, directory)
-    verify_inventory(files, directory, manifest)
+    verify_inventory(files, directory, manifest=manifest)
     prefix = "" if manifest.kind is TreeKind.SNAPSHOT else f"{names.ROLLOUT_STATE}/"
     for entry in manifest.files:
         if entry.name.startswith(prefix):
-            verify_file(files, directory, entry)
-    read_log(files, run_dir / names.CONSUMPTION, manifest.log)
+            verify_file(files, directory, entry=entry)
+    read_log(files, run_dir / names.CONSUMPTION, position=manifest.log)
     base = directory / prefix
     state = read_payload(files, base / names.STATE)
     cut = decode_intact(state, Cut, where=str(base / names.STATE))

@@ -39,7 +39,7 @@ def newest_cut(files: Files, run_dir: PurePosixPath, *, listing: RunListing) -> 
     ]
     for found in reversed(lineage_cuts(listing)):
         try:
-            return Newest(found, load_cut(files, run_dir, found), tuple(rejected))
+            return Newest(found, load_cut(files, run_dir, found=found), tuple(rejected))
         except CorruptData as error:
             if files.exists(run_dir / found.path):
                 rejected.append((found.path.name, str(error)))
@@ -82,5 +82,5 @@ def peek_cut(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> Cut:
     directory = run_dir / found.path
     for entry in found.manifest.files:
         if entry.name == name:
-            verify_file(files, directory, entry)
+            verify_file(files, directory, entry=entry)
     return decode_intact(read_payload(files, directory / name), Cut, where=str(directory / name))

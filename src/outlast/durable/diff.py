@@ -139,7 +139,7 @@ class _Side:
         states: dict[GroupId, str] = {}
         histories: dict[int, str] = {}
         for position in read_chain(listing, loaded.manifest):
-            for record in read_log(files, run_dir / names.CONSUMPTION, position):
+            for record in read_log(files, run_dir / names.CONSUMPTION, position=position):
                 if isinstance(record, Applied):
                     states.update(dict.fromkeys(record.groups, TRAINED))
                     histories[record.step] = record.history

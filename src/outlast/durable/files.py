@@ -293,7 +293,7 @@ class PosixFiles:
 # ------------------------------------------------------------------------- compositions
 
 
-def write_file(files: Files, path: PurePosixPath, data: Bytes) -> None:
+def write_file(files: Files, path: PurePosixPath, *, data: Bytes) -> None:
     """Create `path` with `data`, synced through the descriptor that wrote it."""
     writer = files.create(path)
     try:

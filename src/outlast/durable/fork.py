@@ -192,5 +192,5 @@ def _prove(files: Files, directory: PurePosixPath, *, published: Published) -> N
         why = damaged[0].defect if damaged else "; ".join(report.violations[:3])
         raise InvariantError(f"the fork does not prove whole and was removed: {why or report.cut}")
     newest = next(found for found in listing.cuts if found.path.name == published.name)
-    if load_cut(files, directory, newest).cut != published.cut:
+    if load_cut(files, directory, found=newest).cut != published.cut:
         raise InvariantError("the fork reads back as another cut and was removed")

@@ -100,9 +100,9 @@ class Target:
         self._begin(source.chain())
         fingerprint = source.loaded.fingerprint if terms is None else encode(terms.fingerprint)
         recipe = source.loaded.recipe if terms is None else terms.recipe
-        replace_file(self._files, self._paths.run_dir / names.RECIPE, recipe)
+        replace_file(self._files, self._paths.run_dir / names.RECIPE, data=recipe)
         if source.listing.bootstrap is not None:
-            write_bootstrap(self._files, self._paths.run_dir, source.listing.bootstrap)
+            write_bootstrap(self._files, self._paths.run_dir, record=source.listing.bootstrap)
         written = 0
         if source.anchor is not None and cut.trainer_version > cut.anchor.version:
             manifest, _ = self._checkpoint(
@@ -146,12 +146,12 @@ class Target:
         for position, before in zip(chain, (None, *chain), strict=False):
             record = msgspec.structs.replace(records[position.incarnation], restored_log=before)
             path = self._paths.incarnations / names.incarnation(record.number)
-            publish_file(files, path, seal(record))
+            publish_file(files, path, data=seal(record))
             self._copy_log(position)
         for end in listing.ends:
             if end.number in below:
                 path = self._paths.incarnations / names.incarnation_end(end.number)
-                publish_file(files, path, seal(end))
+                publish_file(files, path, data=seal(end))
         self._wire()
 
     def _copy_log(self, position: LogPosition) -> None:
@@ -163,7 +163,7 @@ class Target:
         data = self._files.read_at(source, offset=0, length=position.length)
         if sha256(data) != position.digest:
             raise CorruptData(f"{source}: its first {position.length} bytes are not those audited")
-        publish_file(self._files, self._paths.consumption / name, data)
+        publish_file(self._files, self._paths.consumption / name, data=data)
 
     def _wire(self) -> None:
         files, number, fence = self._files, self._life.record.number, self._life.fence

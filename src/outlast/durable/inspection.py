@@ -39,7 +39,7 @@ class CutReader:
             return None
         directory = self._run_dir / found.path
         try:
-            loaded = load_cut(self._files, self._run_dir, found)
+            loaded = load_cut(self._files, self._run_dir, found=found)
             if found.kind is TreeKind.TRAINER_CHECKPOINT:
                 state = (f"{names.ROLLOUT_STATE}/",)
                 verify_payload(self._files, directory, manifest=loaded.manifest, skip=state)

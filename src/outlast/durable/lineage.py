@@ -113,7 +113,7 @@ def adopt(
     )
     path = paths.incarnations / names.incarnation(record.number)
     try:
-        publish_file(files, path, seal(record))
+        publish_file(files, path, data=seal(record))
     except FileExistsError as error:
         raise Fenced(
             f"{path} was created by another controller; this one touches nothing"
@@ -126,7 +126,7 @@ def _create_run(files: Files, paths: names.RunPaths, world: World) -> RunRecord:
     born = world.clock.wall()
     identity = f"{world.identity.host}/{world.identity.pid}/{born}/{world.random.getrandbits(64)}"
     run = RunRecord(format=FORMAT, run=sha256(identity.encode())[:16], created=born)
-    publish_file(files, paths.run, seal(run))
+    publish_file(files, paths.run, data=seal(run))
     return run
 
 
@@ -143,4 +143,4 @@ def write_end(
     record = IncarnationEnd(number=number, reason=reason, ended=ended, last_cut=last_cut)
     path = names.RunPaths(run_dir).incarnations / names.incarnation_end(number)
     with contextlib.suppress(FileExistsError):
-        publish_file(files, path, seal(record))
+        publish_file(files, path, data=seal(record))

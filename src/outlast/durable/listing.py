@@ -160,7 +160,7 @@ def find_cut(
     if verify != "names":
         try:
             manifest = read_manifest(files, directory)
-            verify_inventory(files, directory, manifest)
+            verify_inventory(files, directory, manifest=manifest)
             _expect_identity(manifest, path=path, kind=kind, number=number, run=run)
             if verify == "payload":
                 verify_payload(files, directory, manifest=manifest)

@@ -50,7 +50,7 @@ class RunLock:
         self._held.write(encode(content))
 
     def release(self) -> None:
-        """Give the lock back with an empty content. Idempotent."""
+        """Give the lock back; its content stays and names the last holder. Idempotent."""
         self._held.release()
 
 

@@ -72,7 +72,7 @@ class TmpTree:
 
     def write(self, name: str, data: bytes) -> None:
         """A payload file, synced. `name` is relative, with forward slashes."""
-        write_file(self._files, self.directory / name, data)
+        write_file(self._files, self.directory / name, data=data)
         self._record(FileEntry(name=name, size=len(data), sha256=sha256(data)))
 
     def add(self, prefix: str, entries: Iterable[FileEntry]) -> None:
@@ -119,14 +119,14 @@ class TmpTree:
         self._files.fsync_dir(live.parent)
 
     def write_manifest(self, data: bytes) -> None:
-        write_file(self._files, self.directory / MANIFEST, data)
+        write_file(self._files, self.directory / MANIFEST, data=data)
 
     def sync_directories(self, directories: Sequence[PurePosixPath]) -> None:
         for path in directories:
             self._files.fsync_dir(path)
 
     def write_marker(self, manifest: bytes) -> None:
-        write_file(self._files, self.directory / COMMITTED, sha256(manifest).encode() + b"\n")
+        write_file(self._files, self.directory / COMMITTED, data=sha256(manifest).encode() + b"\n")
 
     def _expect_listed(self, found: Sequence[PurePosixPath]) -> None:
         names = {str(path.relative_to(self.directory)) for path in found}
@@ -141,7 +141,7 @@ class TmpTree:
             remove_tree(self._files, self.directory)
 
 
-def publish_file(files: Files, path: PurePosixPath, data: bytes) -> None:
+def publish_file(files: Files, path: PurePosixPath, *, data: bytes) -> None:
     """Create one durable file under a name that must be free, never visible half-written.
 
     Raises FileExistsError when the name is taken. Where hard links are impossible the exclusion
@@ -149,7 +149,7 @@ def publish_file(files: Files, path: PurePosixPath, data: bytes) -> None:
     """
     temporary = _spare_name(files, path)
     try:
-        write_file(files, temporary, data)
+        write_file(files, temporary, data=data)
         try:
             files.link(temporary, path)
         except LinkRefused:
@@ -171,9 +171,9 @@ def _spare_name(files: Files, path: PurePosixPath) -> PurePosixPath:
     return path.parent / f"tmp_{number}_{path.name}"
 
 
-def replace_file(files: Files, path: PurePosixPath, data: bytes) -> None:
+def replace_file(files: Files, path: PurePosixPath, *, data: bytes) -> None:
     """Put new durable content under a name that may be taken, atomically."""
     temporary = _spare_name(files, path)
-    write_file(files, temporary, data)
+    write_file(files, temporary, data=data)
     files.rename(temporary, path)
     files.fsync_dir(path.parent)

@@ -296,7 +296,7 @@ class SegmentStore:
         entries = tuple(segments[name] for name in sorted(segments))
         index = SegmentIndex(format=1, private=private, segments=entries, rows=tuple(rows))
         data = encode_index(index)
-        write_file(self._files, directory / INDEX, data)
+        write_file(self._files, directory / INDEX, data=data)
         self._files.fsync_dir(directory)
         return (*entries, FileEntry(name=INDEX, size=len(data), sha256=sha256(data)))
 

@@ -66,7 +66,7 @@ def read_manifest(files: Files, directory: PurePosixPath) -> Manifest:
     return decode_intact(data, Manifest, where=where)
 
 
-def verify_inventory(files: Files, directory: PurePosixPath, manifest: Manifest) -> None:
+def verify_inventory(files: Files, directory: PurePosixPath, *, manifest: Manifest) -> None:
     """Files on disk are exactly those listed, with their sizes. Raises CorruptData, DiskError."""
     _, found = walk(files, directory)
     present = {str(path.relative_to(directory)) for path in found} - {MANIFEST, COMMITTED}
@@ -81,7 +81,7 @@ def verify_inventory(files: Files, directory: PurePosixPath, manifest: Manifest)
             raise CorruptData(f"{directory / name} has {size} bytes, MANIFEST says {entry.size}")
 
 
-def verify_file(files: Files, directory: PurePosixPath, entry: FileEntry) -> None:
+def verify_file(files: Files, directory: PurePosixPath, *, entry: FileEntry) -> None:
     """One listed file, byte by byte. Raises CorruptData or DiskError."""
     try:
         size, digest = digest_file(files, directory / entry.name)
@@ -103,4 +103,4 @@ def verify_payload(
     """
     for entry in manifest.files:
         if not entry.name.startswith(skip):
-            verify_file(files, directory, entry)
+            verify_file(files, directory, entry=entry)

@@ -96,7 +96,7 @@ class _Look:
     def _verify(self, found: FoundCut) -> str | None:
         files, run_dir = self._place.files, self._place.run_dir
         try:
-            loaded = load_cut(files, run_dir, found)
+            loaded = load_cut(files, run_dir, found=found)
             if found.kind is TreeKind.TRAINER_CHECKPOINT:
                 verify_payload(
                     files,
@@ -236,7 +236,7 @@ class Life:
         """recipe.yaml at every adoption, the bootstrap anchor at the first."""
         files, settings = self._place.files, self._settings
         recipe = self._place.run_dir / names.RECIPE
-        replace_file(files, recipe, settings.recipe_text.encode())
+        replace_file(files, recipe, data=settings.recipe_text.encode())
         if self._listing.bootstrap is None:
             identities = settings.fingerprint.identities
             record = BootstrapRecord(
@@ -245,7 +245,7 @@ class Life:
                 tokenizer=identities.tokenizer,
                 fingerprint=settings.fingerprint.digest,
             )
-            write_bootstrap(files, self._place.run_dir, record)
+            write_bootstrap(files, self._place.run_dir, record=record)
 
     # ------------------------------------------------------------------------ after adoption
 

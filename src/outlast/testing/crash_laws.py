@@ -150,7 +150,7 @@ def _judge_content(disk: CrashDisk, life: Life, promises: Promises) -> None:
     for receipt in (r for group in cut.groups for r in group.receipts()):
         row = life.state.held[receipt.key].row
         require("A1", row is not None and row_digest(row) == receipt.digest, f"row {receipt.key}")
-    read_log(disk, RUN_DIR / names.CONSUMPTION, cut.log)
+    read_log(disk, RUN_DIR / names.CONSUMPTION, position=cut.log)
     if isinstance(life.plan, Resume) and life.plan.anchor_tree is not None:
         directory = RUN_DIR / life.plan.anchor_tree.path / names.TRAINER / "rank_0"
         wanted = f"weights of version {life.plan.anchor.version} in shard_1.bin".encode()

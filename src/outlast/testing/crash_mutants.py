@@ -139,9 +139,9 @@ def _new_directory_unsynced() -> AbstractContextManager[object]:
 
 
 def _adoption_unsynced() -> AbstractContextManager[object]:
-    def publish_file(disk: Files, path: PurePosixPath, data: bytes) -> None:
+    def publish_file(disk: Files, path: PurePosixPath, *, data: bytes) -> None:
         temporary = publish._spare_name(disk, path)
-        files.write_file(disk, temporary, data)
+        files.write_file(disk, temporary, data=data)
         disk.link(temporary, path)
         disk.unlink(temporary)
 
@@ -149,8 +149,8 @@ def _adoption_unsynced() -> AbstractContextManager[object]:
 
 
 def _record_in_place() -> AbstractContextManager[object]:
-    def publish_file(disk: Files, path: PurePosixPath, data: bytes) -> None:
-        files.write_file(disk, path, data)
+    def publish_file(disk: Files, path: PurePosixPath, *, data: bytes) -> None:
+        files.write_file(disk, path, data=data)
         disk.fsync_dir(path.parent)
 
     return mock.patch.object(lineage, "publish_file", publish_file)
@@ -293,7 +293,7 @@ def _manifest_overwritten() -> AbstractContextManager[object]:
         data = encode(manifest)
         disk = self._files
         disk.unlink(live / MANIFEST)
-        files.write_file(disk, live / MANIFEST, data)
+        files.write_file(disk, live / MANIFEST, data=data)
         disk.fsync_dir(live)
 
     original = TmpTree.commit
@@ -312,7 +312,7 @@ def _bundle_linked() -> AbstractContextManager[object]:
 
 
 def _failed_fsync_retried() -> AbstractContextManager[object]:
-    def write_file(disk: Files, path: PurePosixPath, data: Bytes) -> None:
+    def write_file(disk: Files, path: PurePosixPath, *, data: Bytes) -> None:
         writer = disk.create(path)
         writer.write(data)
         with contextlib.suppress(DiskError):

@@ -252,7 +252,7 @@ class Life:
             tokenizer=identity.tokenizer,
             fingerprint=current_fingerprint().digest,
         )
-        write_bootstrap(self.files, RUN_DIR, bootstrap)
+        write_bootstrap(self.files, RUN_DIR, record=bootstrap)
 
     def sweep(self) -> None:
         self.warnings += self.publisher.sweep()
