@@ -11,7 +11,9 @@ import typer
 
 import outlast
 from outlast.cli.audit import audit
+from outlast.cli.evaluate import evaluate
 from outlast.cli.exits import guarded
+from outlast.cli.export import export
 from outlast.cli.fork import fork
 from outlast.cli.gc import gc
 from outlast.cli.plan import plan
@@ -46,5 +48,6 @@ def _options(
     """Asynchronous RL post-training whose rollouts outlast the process."""
 
 
-for _command in (train, status, snapshots, rollouts, audit, fork, restore, gc, plan):
+for _command in (train, status, snapshots, rollouts, audit, fork, restore, gc, plan, export):
     app.command()(guarded(_command))
+app.command("eval")(guarded(evaluate))  # a name that Python keeps for itself

@@ -189,13 +189,14 @@ def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus)
             environment=parts.environment,
             prompts=parts.prompts,
             held_out=held_out,
-            make_plane=lambda incarnation: _plane(place, incarnation, world=world),
+            make_plane=lambda incarnation: make_plane(place, incarnation, world=world),
             make_trainer=lambda plane: make_trainer(recipe, plane),
         ),
     )
 
 
-def _plane(place: StorePlace, incarnation: Incarnation, *, world: World) -> DataPlane:
+def make_plane(place: StorePlace, incarnation: Incarnation, *, world: World) -> DataPlane:
+    """The data plane of a recipe; touches no disk until something is put or saved."""
     from outlast.adapters.planes.memory import MemoryPlane
 
     segments = RunPaths(place.run_dir).segments
@@ -282,7 +283,7 @@ def run_settings(
             max_steps=recipe.algorithm.max_num_steps,
             chunk_groups_min=recipe.async_rl.min_groups_for_streaming_train,
         ),
-        validation=_validation(recipe),
+        validation=validation_settings(recipe) if recipe.validation.enabled else None,
         watchdog=WatchdogSettings(
             stall_timeout_s=stall.stall_timeout_s,
             abort=stall.action == "abort",
@@ -356,9 +357,8 @@ def _rollout(recipe: Recipe) -> RolloutSettings:
     )
 
 
-def _validation(recipe: Recipe) -> ValidationSettings | None:
-    if not recipe.validation.enabled:
-        return None
+def validation_settings(recipe: Recipe) -> ValidationSettings:
+    """How the recipe validates, whether it is enabled or not."""
     return ValidationSettings(
         period=recipe.validation.val_period,
         size=recipe.validation.size,

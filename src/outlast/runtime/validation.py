@@ -6,16 +6,17 @@
 
 The weights pump waits for it; training and rollouts do not. Whether it is due follows from
 `last_done`, so one that a crash interrupted runs first after the restart.
-May import: `ports`, `runtime.board`.
+May import: `ports`, `model`, `world`, `runtime.board`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from outlast.errors import RolloutFailure
+from outlast.model.ids import Incarnation
 from outlast.ports import (
     Environment,
     GenerationEngine,
@@ -29,6 +30,7 @@ from outlast.ports import (
 from outlast.rows import Int32
 from outlast.runtime.board import Board
 from outlast.telemetry import events
+from outlast.world import Offload
 
 DUTY = "val"
 """Name of the duty; its metric is `val:reward`."""
@@ -79,20 +81,26 @@ class ValidationPump:
         async with board.weights_gate:
             began, version = board.world.clock.monotonic(), board.acknowledged
             self._runs += 1
-            count = min(self._settings.size, len(self._prompts))
-            rollouts = await asyncio.gather(*(self._one(index) for index in range(count)))
-        done = [rollout for rollout in rollouts if rollout is not None]
-        reward = sum(rollout.reward for rollout in done) / max(1, count)
-        tokens = sum(len(rollout.response_ids) for rollout in done) / max(1, len(done))
-        board.state.done(DUTY, version, reward=reward)
+            rollouts = await examine(
+                self._prompts,
+                self._settings,
+                engine=self._engine,
+                environment=self._environment,
+                incarnation=board.state.incarnation,
+                offload=board.world.offload,
+                tag=f"val{self._runs}",
+                warn=self._warn,
+            )
+        grade = Grade.of(rollouts)
+        board.state.done(DUTY, version, reward=grade.reward)
         seconds = board.world.clock.monotonic() - began
         board.bus.emit(
             events.ValidationFinished(
                 version=version,
-                reward=reward,
-                prompts=count,
+                reward=grade.reward,
+                prompts=grade.prompts,
                 seconds=seconds,
-                response_tokens_mean=tokens,
+                response_tokens_mean=grade.response_tokens,
             )
         )
         board.changed.notify()
@@ -106,26 +114,69 @@ class ValidationPump:
             return True
         return self._settings.period > 0 and version - last >= self._settings.period
 
-    async def _one(self, index: int) -> Rollout | None:
-        """One prompt; a failure counts as reward 0, never as a crash."""
+    def _warn(self, message: str) -> None:
+        self._board.bus.emit(events.Warned(message=f"validation {message}"))
 
+
+async def examine(
+    prompts: PromptSource,
+    settings: ValidationSettings,
+    *,
+    engine: GenerationEngine,
+    environment: Environment,
+    incarnation: Incarnation,
+    offload: Offload,
+    tag: str,
+    warn: Callable[[str], None],
+) -> tuple[Rollout | None, ...]:
+    """The first `settings.size` prompts, once each, at the weights that `engine` serves.
+
+    `tag` tells its requests from others. None where a prompt failed, which counts as reward 0 and
+    is told to `warn`, never raised.
+    """
+
+    async def one(index: int) -> Rollout | None:
         def generate(prompt_ids: Int32, sampling: SamplingParams) -> AsyncIterator[TokenChunk]:
             request = GenerationRequest(
-                id=f"val{self._runs}.{index}",
-                incarnation=self._board.state.incarnation,
+                id=f"{tag}.{index}",
+                incarnation=incarnation,
                 prompt_ids=prompt_ids,
                 sampling=sampling,
                 seed=index,
             )
-            return self._engine.generate(request)
+            return engine.generate(request)
 
         try:
-            item = await self._board.world.offload(self._prompts.item, index)
+            item = await offload(prompts.item, index)
             request = RolloutRequest(
-                item=item, sampling=self._settings.sampling, seed=index, generate=generate
+                item=item, sampling=settings.sampling, seed=index, generate=generate
             )
-            async with asyncio.timeout(self._settings.timeout_s):
-                return await self._environment.rollout(request)
+            async with asyncio.timeout(settings.timeout_s):
+                return await environment.rollout(request)
         except (RolloutFailure, TimeoutError) as error:
-            self._board.bus.emit(events.Warned(message=f"validation prompt {index}: {error}"))
+            warn(f"prompt {index}: {error}")
             return None
+
+    count = min(settings.size, len(prompts))
+    return tuple(await asyncio.gather(*(one(index) for index in range(count))))
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """Means over an examination; a failed prompt has reward 0 and no tokens."""
+
+    prompts: int
+    failed: int
+    reward: float
+    response_tokens: float
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout | None]) -> Grade:
+        """Grade what `examine` returned."""
+        done = [rollout for rollout in rollouts if rollout is not None]
+        return cls(
+            prompts=len(rollouts),
+            failed=len(rollouts) - len(done),
+            reward=sum(rollout.reward for rollout in done) / max(1, len(rollouts)),
+            response_tokens=sum(len(r.response_ids) for r in done) / max(1, len(done)),
+        )

@@ -1,0 +1,159 @@
+"""`outlast eval RUN`: greedy validation of a trainer checkpoint, beside the run or after it.
+
+May import: everything below the command line, when it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from outlast.cli.recipes import Given, Overrides
+from outlast.errors import RecipeError
+
+if TYPE_CHECKING:
+    from outlast.cli.weights import TrainerState
+    from outlast.config.schema import Recipe
+    from outlast.durable.manifest import RunListing
+    from outlast.runtime.validation import Grade
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """`outlast eval --json`."""
+
+    checkpoint: str
+    trainer_version: int
+    prompts: int
+    failed: int
+    """Prompts that raised; they count as reward 0."""
+    reward: float
+    response_tokens_mean: float
+    recorded: float | None
+    """What the run's own validation gave at this version, if it is on record."""
+    steps_not_included: int
+    """Of a snapshot: steps above its trainer checkpoint."""
+    seconds: float
+
+
+def evaluate(
+    *,
+    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Trainer checkpoint; else the newest.")
+    ] = None,
+    snapshot: Annotated[
+        str | None, typer.Option(metavar="ID", help="The trainer checkpoint under this cut.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Held-out prompts; else validation.size.")
+    ] = None,
+    recipe: Given = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Validate a trainer checkpoint greedily on held-out prompts; the run is only read."""
+    from outlast.cli.output import open_run, print_json
+    from outlast.cli.recipes import recipe_of
+    from outlast.cli.weights import trainer_state
+
+    if step is not None and snapshot is not None:
+        raise typer.BadParameter("give --step or --snapshot, not both")
+    run_dir, listing = open_run(run)
+    settings = recipe_of(run, recipe, overrides=overrides).recipe
+    state = trainer_state(run_dir, listing, step=step, snapshot=snapshot)
+    began = time.monotonic()
+    grade = asyncio.run(_examined(settings, run_dir, state=state, size=size))
+    found = Evaluation(
+        checkpoint=state.name,
+        trainer_version=state.version,
+        prompts=grade.prompts,
+        failed=grade.failed,
+        reward=grade.reward,
+        response_tokens_mean=grade.response_tokens,
+        recorded=_recorded(run_dir, listing, state=state),
+        steps_not_included=state.behind,
+        seconds=time.monotonic() - began,
+    )
+    print_json(found) if as_json else typer.echo(_text(found))
+
+
+async def _examined(
+    recipe: Recipe, run_dir: PurePosixPath, *, state: TrainerState, size: int | None
+) -> Grade:
+    from outlast.adapters.prompts.build import build_prompts
+    from outlast.cli.weights import READER, load_weights, reading_trainer
+    from outlast.cli.wiring import make_engine, parts_of, validation_settings
+    from outlast.runtime.validation import Grade, examine
+    from outlast.world import real_world
+
+    world = real_world(seed=recipe.seed)
+    settings = validation_settings(recipe)
+    settings = replace(settings, size=size or settings.size)
+    prompts = build_prompts(recipe.dataset, held_out=True, size=settings.size)
+    if not len(prompts):
+        raise RecipeError("validation: the held-out source has no prompt; give one that has")
+    engine, trainer = make_engine(recipe), reading_trainer(recipe, run_dir, world=world)
+    try:
+        weights = await load_weights(trainer, state)
+        await engine.start()
+        await engine.update_weights(weights)
+        rollouts = await examine(
+            prompts,
+            settings,
+            engine=engine,
+            environment=parts_of(recipe).environment,
+            incarnation=READER,
+            offload=world.offload,
+            tag="eval",
+            warn=_warner(),
+        )
+    finally:
+        await engine.close()
+        await trainer.close()
+    return Grade.of(rollouts)
+
+
+def _warner() -> Callable[[str], None]:
+    def warn(message: str) -> None:
+        typer.echo(f"warning: {message}", err=True)
+
+    return warn
+
+
+def _recorded(run_dir: PurePosixPath, listing: RunListing, *, state: TrainerState) -> float | None:
+    from outlast.cli.output import FILES
+    from outlast.durable.cuts import peek_cut
+    from outlast.durable.lineage import lineage_cuts
+
+    for found in reversed(lineage_cuts(listing)[-1:]):
+        metrics = peek_cut(FILES, run_dir, found=found).metrics
+        return metrics.get(str(state.version), {}).get("val:reward")
+    return None
+
+
+def _text(e: Evaluation) -> str:
+    from outlast.cli import format as fmt
+
+    above = (
+        f"{fmt.plural(e.steps_not_included, 'step')} above it are in no trainer checkpoint"
+        if e.steps_not_included
+        else ""
+    )
+    failed = f", {e.failed:,} failed" if e.failed else ""
+    recorded = "" if e.recorded is None else f"{e.recorded:.4f} by the run's own validation"
+    rows = [
+        ("reward", f"{e.reward:.4f} over {fmt.plural(e.prompts, 'held-out prompt')}{failed}"),
+        ("recorded", recorded),
+        ("length", f"{e.response_tokens_mean:.1f} tokens"),
+        ("note", above),
+        ("took", fmt.duration(e.seconds)),
+    ]
+    head = f"{e.checkpoint}, trainer version {e.trainer_version}, greedy"
+    return f"{head}\n{fmt.table([row for row in rows if row[1]])}"

@@ -1,0 +1,120 @@
+"""`outlast export RUN --to DIR`: a trainer checkpoint as a Hugging Face model directory.
+
+May import: everything below the command line, when it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from outlast.cli.recipes import Given, Overrides
+from outlast.errors import NotRestorable
+
+if TYPE_CHECKING:
+    from outlast.cli.weights import TrainerState
+    from outlast.config.schema import Recipe
+
+STAGING = ".exporting"
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """`outlast export --json`."""
+
+    checkpoint: str
+    trainer_version: int
+    directory: str
+    parameters: int
+    bytes: int
+    files: tuple[str, ...]
+
+
+def export(
+    *,
+    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    to: Annotated[Path, typer.Option(help="New directory of the model.", show_default=False)],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Trainer checkpoint; else the newest.")
+    ] = None,
+    recipe: Given = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Write the policy and its tokenizer in Hugging Face format; the run is only read."""
+    from outlast.cli.output import open_run, print_json
+    from outlast.cli.recipes import recipe_of
+    from outlast.cli.weights import trainer_state
+
+    _require_free(to)
+    run_dir, listing = open_run(run)
+    settings = recipe_of(run, recipe, overrides=overrides).recipe
+    state = trainer_state(run_dir, listing, step=step, snapshot=None)
+    staging = _staging(to)
+    try:
+        parameters = asyncio.run(_save(settings, run_dir, state=state, directory=staging))
+        staging.rename(to)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    files = sorted(path for path in to.iterdir() if path.is_file())
+    made = Exported(
+        checkpoint=state.name,
+        trainer_version=state.version,
+        directory=str(to),
+        parameters=parameters,
+        bytes=sum(path.stat().st_size for path in files),
+        files=tuple(path.name for path in files),
+    )
+    print_json(made) if as_json else typer.echo(_text(made))
+
+
+def _require_free(to: Path) -> None:
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise NotRestorable(
+            f"--to: {to} is not empty; required: an empty directory, or none. Nothing was changed."
+        )
+
+
+def _staging(to: Path) -> Path:
+    """A new directory beside `to`, so that nothing half-written ever bears the name asked for."""
+    to.absolute().parent.mkdir(parents=True, exist_ok=True)
+    staging = to.with_name(f"{to.name}{STAGING}")
+    try:
+        staging.mkdir()
+    except FileExistsError as error:
+        raise NotRestorable(
+            f"{staging} exists: another export is writing it, or was killed. Remove it if nobody "
+            "is, or choose another --to."
+        ) from error
+    return staging
+
+
+async def _save(
+    recipe: Recipe, run_dir: PurePosixPath, *, state: TrainerState, directory: Path
+) -> int:
+    """Write model and tokenizer; the number of parameters."""
+    from outlast.adapters.hf_export import save_model
+    from outlast.adapters.torch_model import resolve_model_directory
+    from outlast.cli.weights import load_weights, reading_trainer
+    from outlast.world import real_world
+
+    trainer = reading_trainer(recipe, run_dir, world=real_world(seed=recipe.seed))
+    try:
+        weights = await load_weights(trainer, state)
+    finally:
+        await trainer.close()
+    return save_model(weights, source=resolve_model_directory(recipe.model.path), to=directory)
+
+
+def _text(made: Exported) -> str:
+    from outlast.cli import format as fmt
+
+    return (
+        f"{made.checkpoint} (trainer version {made.trainer_version}) is in {made.directory}: "
+        f"{fmt.count(made.parameters)} parameters, {fmt.size(made.bytes)} in "
+        f"{fmt.plural(len(made.files), 'file')}, for transformers' from_pretrained"
+    )

@@ -1,0 +1,102 @@
+"""Trainer state of a run, loaded without being a life of it: for `eval` and `export`.
+
+May import: `durable`, `adapters`, `cli`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from outlast.cli import cuts
+from outlast.cli.output import FILES
+from outlast.config.schema import Recipe
+from outlast.durable import names
+from outlast.durable.lineage import lineage_cuts
+from outlast.durable.manifest import FoundCut, RunListing, TreeKind
+from outlast.durable.verify import verify_file
+from outlast.errors import CorruptData, NotRestorable
+from outlast.model.cut import AnchorKind
+from outlast.model.ids import Incarnation, TrainerVersion
+from outlast.ports import Trainer, Weights
+from outlast.runtime.store import StorePlace
+from outlast.world import World
+
+READER = Incarnation(1)
+"""Between this process's trainer and engine; nothing of it reaches a disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """Verified durable trainer state."""
+
+    name: str
+    """`step_000012`, or `bootstrap` for the initial model."""
+    version: TrainerVersion
+    directory: Path | None
+    """Where the trainer loads from; None for the initial model."""
+    behind: int
+    """Steps of the cut asked for that are in no trainer checkpoint."""
+
+
+def trainer_state(
+    run_dir: PurePosixPath, listing: RunListing, *, step: int | None, snapshot: str | None
+) -> TrainerState:
+    """Of ``step_N``, of what a snapshot is anchored to, else of the newest trainer checkpoint.
+
+    Every shard is verified. Raises NotRestorable, CorruptData or DiskError.
+    """
+    if snapshot is not None:
+        return _anchor_of(run_dir, listing, cuts.find(listing, snapshot))
+    if step is not None:
+        return _verified(run_dir, cuts.find(listing, f"step_{step}"))
+    checkpoints = [f for f in lineage_cuts(listing) if f.kind is TreeKind.TRAINER_CHECKPOINT]
+    return _verified(run_dir, checkpoints[-1]) if checkpoints else _initial(behind=0)
+
+
+def _initial(*, behind: int) -> TrainerState:
+    return TrainerState(name="bootstrap", version=TrainerVersion(0), directory=None, behind=behind)
+
+
+def _anchor_of(run_dir: PurePosixPath, listing: RunListing, found: FoundCut) -> TrainerState:
+    if found.manifest is None:
+        raise CorruptData(f"{found.path} is corrupt: {found.defect}. Use another cut.")
+    anchor = found.manifest.anchor
+    behind = found.manifest.trainer_version - anchor.version
+    if anchor.kind is AnchorKind.BOOTSTRAP:
+        return _initial(behind=behind)
+    tree = cuts.find(listing, f"step_{anchor.version}")
+    if tree.manifest is not None and tree.manifest.history != anchor.history:
+        raise NotRestorable(
+            f"{found.path} is anchored to another {tree.path} than the one that stands. Nothing "
+            "was changed. Use --step, or another cut."
+        )
+    return _verified(run_dir, tree, behind=behind)
+
+
+def _verified(run_dir: PurePosixPath, found: FoundCut, *, behind: int = 0) -> TrainerState:
+    if found.manifest is None:
+        raise CorruptData(f"{found.path} is corrupt: {found.defect}. Use another checkpoint.")
+    for entry in found.manifest.files:
+        if entry.name.startswith(f"{names.TRAINER}/"):
+            verify_file(FILES, run_dir / found.path, entry=entry)
+    return TrainerState(
+        name=found.path.name,
+        version=found.manifest.trainer_version,
+        directory=Path(run_dir / found.path / names.TRAINER),
+        behind=behind,
+    )
+
+
+def reading_trainer(recipe: Recipe, run_dir: PurePosixPath, *, world: World) -> Trainer:
+    """The recipe's trainer on an empty data plane: it only gives its weights."""
+    from outlast.cli.wiring import make_plane, make_trainer
+
+    place = StorePlace(files=FILES, run_dir=run_dir)
+    return make_trainer(recipe, make_plane(place, READER, world=world))
+
+
+async def load_weights(trainer: Trainer, state: TrainerState) -> Weights:
+    """Load `state` and give the policy. Raises NotRestorable when it is of another model."""
+    await trainer.start(state.directory, state.version)
+    return await trainer.weights(READER)
