@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Never
@@ -62,6 +63,7 @@ def train(
     _warn(loaded)
     directory = run_dir or _directory(loaded, stem=recipe_path(recipe).stem)
     launch = Launch(run_dir=directory, fresh=fresh, take_over=take_over)
+    sys.path.insert(0, os.getcwd())  # where a recipe's module:function is looked up first
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _too_early)
     try:

@@ -282,7 +282,7 @@ class TelemetrySection(Section):
 
     console: bool = operational(True, "live progress", why=SHOW)
     jsonl: bool = operational(True, "RUN_DIR/telemetry/*.jsonl", why=SHOW)
-    tensorboard: bool = operational(False, "RUN_DIR/tensorboard", why=SHOW)
+    tensorboard: bool = operational(False, "RUN_DIR/telemetry/tensorboard", why=SHOW)
 
 
 class Recipe(Section):

@@ -90,7 +90,7 @@ class Budgets:
         if self.skipped > plan.max_skipped_prompts:
             raise StallAbort(
                 f"{self.skipped} prompts were given up in this run, more than max_skipped_prompts "
-                f"({plan.max_skipped_prompts}). `outlast audit` lists them"
+                f"({plan.max_skipped_prompts}). `outlast audit` counts them by reason"
             )
         if self.consecutive > plan.max_consecutive_dropped_prompts:
             raise StallAbort(

@@ -287,10 +287,6 @@ class Ledger:
             self._dropped[reason] = self._dropped.get(reason, 0) + 1
         return group
 
-    def settle_unadmitted(self, reason: DropReason) -> None:
-        """Count a drawn prompt that was dropped from the reserve without becoming a group."""
-        self._dropped[reason.value] = self._dropped.get(reason.value, 0) + 1
-
     def _replace_sibling(self, group: Group, sibling: Sibling) -> None:
         siblings = list(group.siblings)
         siblings[sibling.index] = sibling
