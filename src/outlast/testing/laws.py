@@ -256,6 +256,7 @@ class Auditor:
         self.restored = self._ready = self._engine_due = True
         sequence = event.sequence or 0
         self._check_choice(sequence, event)
+        self.continue_from(sequence, self._life)
         known = self._frozen.get(sequence)
         self.require(known is not None, f"S7: cut {sequence} was restored, but never taken")
         if known is None:

@@ -99,7 +99,8 @@ def _play(sim: Simulation, plan: LineagePlan, result: LineageResult) -> None:
     _calm(sim)
     modes = {"restore_mode": "latest"}
     for _ in range(CALM_LIVES_MAX):
-        sim.resume(**modes)
+        if not sim.running:
+            sim.resume(**modes)
         end = sim.run(limit_s=CALM_LIMIT_S)
         if _spent(end):
             result.gave_up = True

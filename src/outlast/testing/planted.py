@@ -31,7 +31,9 @@ SUITS: dict[str, Callable[[LineagePlan], bool]] = {
     "engines_not_fenced": lambda plan: plan.engine.survives,
     "chunk_minimum_not_relaxed": lambda plan: plan.shape.chunk_groups_min > 1,
     "io_error_taken_for_corruption": lambda plan: any(
-        fault.kind == "EIO" and fault.after_s == 0 for f in plan.lives for fault in f.disk_faults
+        fault.kind == "EIO" and fault.after_s == 0 and fault.skip > 10
+        for life in plan.lives
+        for fault in life.disk_faults
     ),
     "anchor_not_staged": lambda plan: plan.shape.save_period > 1 and plan.stage_s > 1,
     "latest_follows_a_foreign_cut": lambda plan: any(

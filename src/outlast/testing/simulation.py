@@ -140,6 +140,11 @@ class Simulation:
         """Lives so far, the running one included."""
         return len(self.ended) + (self._life is not None)
 
+    @property
+    def running(self) -> bool:
+        """Whether a life is running."""
+        return self._life is not None
+
     def resume(self, **changes: object) -> None:
         """Start the next life on what stands on the disk, with other settings if given."""
         if self._life is not None:
@@ -173,6 +178,7 @@ class Simulation:
             tasks=lambda: {task.get_name() for task in life.loop.tasks()},
         )
         life.bus.add(self._record)
+        self.auditor.faulty = self.disk.fault is not None
         self._life = life
 
     def run_until(
