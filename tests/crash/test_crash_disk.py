@@ -9,8 +9,10 @@ import pytest
 
 from outlast.errors import DiskError, DiskFull
 from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
+from outlast.testing.crash_facts import Promises
 from outlast.testing.crash_image import Image, rotten_images
-from outlast.testing.crash_scenario import Life, Promises, short_script
+from outlast.testing.crash_scenario import Life
+from outlast.testing.crash_scripts import short_script
 
 ROOT = PurePosixPath("/")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outlast.testing import crashes
-from outlast.testing.crash_scenario import long_script, short_script
+from outlast.testing.crash_scripts import long_script, short_script
 
 
 def test_a1_to_a6_hold_on_every_crash_state_of_two_snapshots_and_a_checkpoint(

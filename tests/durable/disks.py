@@ -8,7 +8,7 @@ import pytest
 
 from outlast.durable.files import Files, PosixFiles
 from outlast.testing.crash_disk import CrashDisk
-from outlast.testing.crash_scenario import make_world
+from outlast.testing.crash_facts import make_world
 from outlast.world import World
 
 Disk = tuple[Files, PurePosixPath]

@@ -15,7 +15,9 @@ from outlast.durable.sealed import seal, unseal
 from outlast.errors import CorruptData, DiskError, Fenced, LockHeld, UnsupportedFormat
 from outlast.model.ids import Incarnation, Sequence
 from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
-from outlast.testing.crash_scenario import RUN_DIR, Life, Promises, short_script
+from outlast.testing.crash_facts import RUN_DIR, Promises
+from outlast.testing.crash_scenario import Life
+from outlast.testing.crash_scripts import short_script
 from outlast.world import Identity, World
 from tests.durable.disks import both_disks, make_disk, world
 

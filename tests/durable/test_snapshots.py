@@ -32,7 +32,9 @@ from outlast.model.cut import Cut
 from outlast.model.groups import StepRecord
 from outlast.model.ids import GroupId, Sequence, Step, TrainerVersion
 from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
-from outlast.testing.crash_scenario import RUN_DIR, Life, Promises, long_script, short_script
+from outlast.testing.crash_facts import RUN_DIR, Promises
+from outlast.testing.crash_scenario import Life
+from outlast.testing.crash_scripts import long_script, short_script
 
 SNAPSHOT = RUN_DIR / "snapshots" / "snapshot_000002"
 

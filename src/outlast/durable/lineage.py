@@ -99,7 +99,7 @@ def adopt(
     Raises Fenced when another controller created the same number first.
     """
     paths = names.RunPaths(run_dir)
-    run = listing.run or _create_run(files, paths, world)
+    run = listing.run or _create_run(files, paths, world=world)
     for directory in (paths.incarnations, paths.consumption, paths.snapshots):
         make_directory(files, directory)
     record = IncarnationRecord(
@@ -122,7 +122,7 @@ def adopt(
     return Adoption(run=run, record=record, fence=fence)
 
 
-def _create_run(files: Files, paths: names.RunPaths, world: World) -> RunRecord:
+def _create_run(files: Files, paths: names.RunPaths, *, world: World) -> RunRecord:
     born = world.clock.wall()
     identity = f"{world.identity.host}/{world.identity.pid}/{born}/{world.random.getrandbits(64)}"
     run = RunRecord(format=FORMAT, run=sha256(identity.encode())[:16], created=born)

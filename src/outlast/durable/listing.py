@@ -44,17 +44,17 @@ def read_run(files: Files, run_dir: PurePosixPath, *, verify: Depth) -> RunListi
     """
     paths = names.RunPaths(run_dir)
     top = _names(files, run_dir)
-    run = _record(files, paths.run, RunRecord)
+    run = _record(files, paths.run, kind=RunRecord)
     if run is not None:
         require_format(run.format, where=str(paths.run))
-    bootstrap = _record(files, paths.bootstrap, BootstrapRecord)
+    bootstrap = _record(files, paths.bootstrap, kind=BootstrapRecord)
     if bootstrap is not None:
         require_format(bootstrap.format, where=str(paths.bootstrap))
     incarnations, ends = _incarnations(files, paths)
     if run is None and incarnations:
         raise CorruptData(f"{paths.run} is missing, yet {len(incarnations)} incarnations ran here")
     cuts = tuple(_cuts(files, run_dir, top=top, run=run, verify=verify))
-    debris = tuple(_debris(files, run_dir, top))
+    debris = tuple(_debris(files, run_dir, top=top))
     return RunListing(
         run=run,
         incarnations=incarnations,
@@ -76,7 +76,7 @@ def _names(files: Files, directory: PurePosixPath) -> tuple[str, ...]:
         return ()
 
 
-def _record(files: Files, path: PurePosixPath, kind: type[T]) -> T | None:
+def _record(files: Files, path: PurePosixPath, *, kind: type[T]) -> T | None:
     try:
         data = files.read(path)
     except FileNotFoundError:
@@ -92,11 +92,11 @@ def _incarnations(
     for name in _names(files, paths.incarnations):
         path = paths.incarnations / name
         number, end = names.parse_incarnation(name), names.parse_incarnation_end(name)
-        if number is not None and (record := _record(files, path, IncarnationRecord)):
-            _expect_number(path, number, record.number)
+        if number is not None and (record := _record(files, path, kind=IncarnationRecord)):
+            _expect_number(path, number, written=record.number)
             records.append(record)
-        elif end is not None and (ended := _record(files, path, IncarnationEnd)):
-            _expect_number(path, end, ended.number)
+        elif end is not None and (ended := _record(files, path, kind=IncarnationEnd)):
+            _expect_number(path, end, written=ended.number)
             ends.append(ended)
     return (
         tuple(sorted(records, key=lambda record: record.number)),
@@ -104,7 +104,7 @@ def _incarnations(
     )
 
 
-def _expect_number(path: PurePosixPath, named: int, written: int) -> None:
+def _expect_number(path: PurePosixPath, named: int, *, written: int) -> None:
     if named != written:
         raise CorruptData(f"{path} is about incarnation {written}")
 
@@ -120,7 +120,7 @@ def _cuts(
     run: RunRecord | None,
     verify: Depth,
 ) -> Iterator[FoundCut]:
-    for kind, path, number in _live_names(files, run_dir, top):
+    for kind, path, number in _live_names(files, run_dir, top=top):
         found = find_cut(
             files, run_dir, path=path, kind=kind, number=number, run=run, verify=verify
         )
@@ -129,7 +129,7 @@ def _cuts(
 
 
 def _live_names(
-    files: Files, run_dir: PurePosixPath, top: tuple[str, ...]
+    files: Files, run_dir: PurePosixPath, *, top: tuple[str, ...]
 ) -> list[tuple[TreeKind, PurePosixPath, int]]:
     found: list[tuple[TreeKind, PurePosixPath, int]] = []
     for name in _names(files, run_dir / names.SNAPSHOTS):
@@ -190,7 +190,9 @@ def _expect_identity(
 # ------------------------------------------------------------------- debris and numbers
 
 
-def _debris(files: Files, run_dir: PurePosixPath, top: tuple[str, ...]) -> Iterator[PurePosixPath]:
+def _debris(
+    files: Files, run_dir: PurePosixPath, *, top: tuple[str, ...]
+) -> Iterator[PurePosixPath]:
     yield from (PurePosixPath(name) for name in top if names.is_debris(name))
     for place in (names.BOOTSTRAP, names.CONSUMPTION, names.INCARNATIONS, names.SNAPSHOTS):
         for name in _names(files, run_dir / place):

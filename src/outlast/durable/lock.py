@@ -69,7 +69,11 @@ def acquire(
             f"use another run directory."
         )
     content = _content(held.read())
-    if content is not None and not take_over and _alive_elsewhere(files, run_dir, content, world):
+    if (
+        content is not None
+        and not take_over
+        and _alive_elsewhere(files, run_dir, content=content, world=world)
+    ):
         held.release()
         raise LockHeld(
             f"{run_dir} is owned by {_describe(content)}, on another host, with a heartbeat of "
@@ -95,7 +99,7 @@ def _describe(content: LockContent | None) -> str:
 
 
 def _alive_elsewhere(
-    files: Files, run_dir: PurePosixPath, content: LockContent, world: World
+    files: Files, run_dir: PurePosixPath, *, content: LockContent, world: World
 ) -> bool:
     if content.host == world.identity.host:
         return False  # flock is reliable within a host, and it was free

@@ -8,7 +8,7 @@ index does not name is refused). May import: `files`, `manifest`, `rowcodec`, `r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -195,3 +195,15 @@ def _read_segment(
             )
         into[entry.key] = row
     return segment
+
+
+def inventory_difference(
+    directory: PurePosixPath, found: Iterable[AttemptKey], *, wanted: frozenset[AttemptKey]
+) -> str:
+    """How the rows that were saved differ from those that a cut names, for a message."""
+    held = frozenset(found)
+    missing, extra = sorted(wanted - held), sorted(held - wanted)
+    return (
+        f"{directory} holds {len(held)} rows, the cut names {len(wanted)}: "
+        f"missing {[str(k) for k in missing[:3]]}, unexpected {[str(k) for k in extra[:3]]}"
+    )

@@ -28,6 +28,7 @@ from outlast.durable.segmentfile import (
     SegmentFile,
     SegmentIndex,
     encode_index,
+    inventory_difference,
     read_saved,
 )
 from outlast.errors import CorruptData, DiskError, InvariantError
@@ -339,7 +340,7 @@ class SegmentStore:
                 raise InvariantError(f"load of {directory} into a store that holds rows already")
             saved = read_saved(self._files, directory)
             if saved.rows.keys() != keys:
-                raise CorruptData(_inventory_message(directory, saved.rows.keys(), keys))
+                raise CorruptData(inventory_difference(directory, saved.rows.keys(), wanted=keys))
             self._adopted = False
             if not saved.index.private:
                 self._restored = directory
@@ -393,15 +394,4 @@ def _resident(held: Held) -> Row:
 def _index_entry(key: AttemptKey, place: Place) -> IndexEntry:
     return IndexEntry(
         key=key, segment=place.segment, batch=place.batch, row=place.row, digest=place.digest
-    )
-
-
-def _inventory_message(
-    directory: PurePosixPath, found: Iterable[AttemptKey], wanted: frozenset[AttemptKey]
-) -> str:
-    held = frozenset(found)
-    missing, extra = sorted(wanted - held), sorted(held - wanted)
-    return (
-        f"{directory} holds {len(held)} rows, the cut names {len(wanted)}: "
-        f"missing {[str(k) for k in missing[:3]]}, unexpected {[str(k) for k in extra[:3]]}"
     )

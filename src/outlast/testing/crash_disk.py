@@ -113,7 +113,7 @@ class CrashDisk:
 
     def crash(self, rng: random.Random) -> CrashDisk:
         """A new disk in one state that a crash now could leave; locks are gone."""
-        return CrashDisk(drawn_image(self._dirs, self._files, rng), links=self._links)
+        return CrashDisk(drawn_image(self._dirs, self._files, rng=rng), links=self._links)
 
     def kill(self) -> CrashDisk:
         """A new disk as a mere process kill leaves it: everything written stays."""
@@ -196,7 +196,7 @@ class CrashDisk:
             self._add(path, inode)
             node = self._files[inode] = FileNode()
         self._changed("create", path)
-        return _CrashWriter(self, node, path)
+        return _CrashWriter(self, node, path=path)
 
     def fsync_dir(self, path: PurePosixPath, /) -> None:
         with self._call("fsync_dir", path):
@@ -204,7 +204,7 @@ class CrashDisk:
         self._changed("fsync_dir", path)
 
     def fsync_file(self, path: PurePosixPath, /) -> None:
-        self.fsync_node(self._file(path), path)
+        self.fsync_node(self._file(path), path=path)
 
     def rename(self, source: PurePosixPath, target: PurePosixPath, /) -> None:
         with self._call("rename", source):
@@ -280,7 +280,7 @@ class CrashDisk:
             if inode in self._locked:
                 return None
             self._locked.add(inode)
-        return _CrashLock(self, self._files[inode], path)
+        return _CrashLock(self, self._files[inode], path=path)
 
     # ------------------------------------------------------------------- used by handles
 
@@ -293,18 +293,18 @@ class CrashDisk:
         hit = self.fault is not None and self.fault.hits(number, "write")
         if hit and self.fault is not None and self.fault.kind is not FaultKind.SHORT_WRITE:
             self._fail("write", path)
-        self._append(node, whole[:half], path)
+        self._append(node, whole[:half], path=path)
         if hit:
             self._fail("write", path)
-        self._append(node, whole[half:], path)
+        self._append(node, whole[half:], path=path)
 
-    def _append(self, node: FileNode, data: bytes, path: PurePosixPath) -> None:
+    def _append(self, node: FileNode, data: bytes, *, path: PurePosixPath) -> None:
         if data:
             node.content += data
             node.dirty = True
             self._changed("write", path)
 
-    def fsync_node(self, node: FileNode, path: PurePosixPath) -> None:
+    def fsync_node(self, node: FileNode, *, path: PurePosixPath) -> None:
         """Make a file durable; a failure drops its dirty pages for good."""
         try:
             with self._call("fsync", path):
@@ -330,7 +330,7 @@ class CrashDisk:
 
 
 class _CrashWriter:
-    def __init__(self, disk: CrashDisk, node: FileNode, path: PurePosixPath) -> None:
+    def __init__(self, disk: CrashDisk, node: FileNode, *, path: PurePosixPath) -> None:
         self._disk = disk
         self._node = node
         self._path = path
@@ -340,7 +340,7 @@ class _CrashWriter:
         self._disk.write_node(self._node, data, path=self._path)
 
     def fsync(self) -> None:
-        self._disk.fsync_node(self._node, self._path)
+        self._disk.fsync_node(self._node, path=self._path)
 
     def close(self) -> None:
         if not self._closed:
@@ -349,7 +349,7 @@ class _CrashWriter:
 
 
 class _CrashLock:
-    def __init__(self, disk: CrashDisk, node: FileNode, path: PurePosixPath) -> None:
+    def __init__(self, disk: CrashDisk, node: FileNode, *, path: PurePosixPath) -> None:
         self._disk = disk
         self._node = node
         self._path = path

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from outlast.testing.crash_disk import CrashDisk
+from outlast.testing.crash_facts import Promises
 from outlast.testing.crash_image import Image, rotten_images
 from outlast.testing.crash_laws import (
     LawBroken,
@@ -20,7 +21,8 @@ from outlast.testing.crash_laws import (
     judge_scratch,
     scratch_shape,
 )
-from outlast.testing.crash_scenario import Life, Promises, Script
+from outlast.testing.crash_scenario import Life
+from outlast.testing.crash_scripts import Script
 
 ORDERED_CAP = 4096
 WEAK_CAP = 24
@@ -134,4 +136,4 @@ class Enumeration:
         """Model R on the tree as it stands."""
         for what, image in rotten_images(disk.visible()):
             self.tally.states["R"] += 1
-            self.tally.rot[judge_rot(what, image, promises)] += 1
+            self.tally.rot[judge_rot(what, image, promises=promises)] += 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from outlast.errors import DiskError, Fenced, OutlastError
 from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
 from outlast.testing.crash_enumeration import tree_states
+from outlast.testing.crash_facts import Promises
 from outlast.testing.crash_laws import (
     LawBroken,
     Verdict,
@@ -22,7 +23,8 @@ from outlast.testing.crash_laws import (
     require,
     scratch_shape,
 )
-from outlast.testing.crash_scenario import Life, Promises, Script, tolerant
+from outlast.testing.crash_scenario import Life
+from outlast.testing.crash_scripts import Script, tolerant
 
 
 @dataclass
@@ -58,12 +60,14 @@ def faults_of(script: Script) -> Iterator[Fault]:
 
 
 class FaultLoop:
-    """Runs a script once per fault. Raises LawBroken naming the fault."""
+    """Runs a script once per fault. Raises LawBroken naming the fault.
 
-    def __init__(self, script: Script, *, crash_states: bool = True) -> None:
+    Crash states are judged after every third fault, the tree as it stands after each.
+    """
+
+    def __init__(self, script: Script) -> None:
         self.tally = FaultTally()
         self._script = tolerant(script)
-        self._crash_states = crash_states
         self._known: dict[object, Verdict] = {}
         self._swept: set[object] = set()
 
@@ -81,7 +85,7 @@ class FaultLoop:
         self.tally.hit[where] += 1
         try:
             self._judge(disk, promises)
-            self._go_on(disk, life, promises, started=where != "start")
+            self._go_on(disk, life, started=where != "start")
         except LawBroken as error:
             raise LawBroken(error.law, f"after {fault}: {error}") from error
 
@@ -97,7 +101,7 @@ class FaultLoop:
         return "retention" if life.warnings else "nowhere"
 
     def _judge(self, disk: CrashDisk, promises: Promises) -> None:
-        models = "KO" if self._crash_states else "K"
+        models = "KO" if self.tally.runs % 3 == 1 else "K"
         for _, image in tree_states(disk, models, ordered_cap=8):
             self.tally.states += 1
             live = image.live_signature()
@@ -109,11 +113,12 @@ class FaultLoop:
                 self._swept.add(shape)
                 judge_scratch(image)
 
-    def _go_on(self, disk: CrashDisk, life: Life, promises: Promises, *, started: bool) -> None:
+    def _go_on(self, disk: CrashDisk, life: Life, *, started: bool) -> None:
         """The disk is well again: the same life publishes, or a new one starts and publishes."""
-        disk.on_change = promises.notice
+        promises = life.promises
         if not started:
             disk = disk.kill()
+            disk.on_change = promises.notice
             life = Life(disk, promises, pid=2)
         try:
             if not started:
@@ -125,4 +130,6 @@ class FaultLoop:
         after = Life(disk.kill(), promises.frozen(), pid=3)
         after.restore()
         newest = after.loaded.cut.sequence if after.loaded is not None else 0
-        require("A2", newest == promises.acknowledged, f"the next snapshot is lost: {newest}")
+        require(
+            "A2", newest == promises.acknowledged, message=f"the next snapshot is lost: {newest}"
+        )

@@ -274,7 +274,7 @@ def _reach(inode: int, chosen: Chosen, *, live: set[int], reached: set[int], scr
                 live.add(child)
 
 
-def drawn_image(dirs: Dirs, files: FileNodes, rng: random.Random) -> Image:
+def drawn_image(dirs: Dirs, files: FileNodes, *, rng: random.Random) -> Image:
     """One crash by chance: mostly ordered, sometimes POSIX-weak, sometimes only a process kill."""
     kind = rng.random()
     if kind < 0.25:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from outlast.durable import names
 from outlast.durable.consumption import read_log
 from outlast.durable.listing import read_run
-from outlast.durable.manifest import TreeKind
+from outlast.durable.manifest import RunListing, TreeKind
 from outlast.durable.restore import Resume
 from outlast.durable.retention import Retention
 from outlast.durable.segments import SegmentStore
@@ -25,8 +25,9 @@ from outlast.model.cut import AnchorKind
 from outlast.model.ids import Incarnation
 from outlast.rows import row_digest
 from outlast.testing.crash_disk import CrashDisk
+from outlast.testing.crash_facts import RUN_DIR, Promises
 from outlast.testing.crash_image import Image, Signature, is_scratch
-from outlast.testing.crash_scenario import RUN_DIR, Life, Promises
+from outlast.testing.crash_scenario import Life
 
 
 class LawBroken(AssertionError):
@@ -37,7 +38,7 @@ class LawBroken(AssertionError):
         self.law = law
 
 
-def require(law: str, condition: bool, message: str) -> None:
+def require(law: str, condition: bool, *, message: str) -> None:
     if not condition:
         raise LawBroken(law, message)
 
@@ -58,13 +59,17 @@ class Verdict:
         require(
             "A2",
             self.restored >= acknowledged,
-            f"cut {acknowledged} was acknowledged, {what} is restored",
+            message=f"cut {acknowledged} was acknowledged, {what} is restored",
         )
-        require("A5", self.incarnation > promises.adopted, f"incarnation {self.incarnation} again")
+        require(
+            "A5",
+            self.incarnation > promises.adopted,
+            message=f"incarnation {self.incarnation} again",
+        )
         require(
             "A5",
             self.first_sequence > promises.spent,
-            f"sequence {self.first_sequence} returns, {promises.spent} was visible",
+            message=f"sequence {self.first_sequence} returns, {promises.spent} was visible",
         )
 
 
@@ -74,7 +79,7 @@ def judge(image: Image, promises: Promises, *, make_life: Callable[..., Life] = 
     disk = CrashDisk(image)
     life = make_life(disk, promises.frozen(), pid=2)
     try:
-        _judge_restore(disk, life, promises)
+        _judge_restore(disk, life, promises=promises)
         life.adopt()
         _judge_sweep(disk, life)
         _judge_next(disk, life)
@@ -100,14 +105,16 @@ def judge_scratch(image: Image) -> None:
     before = [entry for entry in image.live_signature() if not _in_scratch(entry[0])]
     warnings = retention.sweep()
     store.adopt()
-    require("A4", not warnings, f"the sweep warns: {warnings}")
+    require("A4", not warnings, message=f"the sweep warns: {warnings}")
     swept = disk.visible().signature()
     after = [entry for entry in swept if not _in_scratch(entry[0])]
-    require("A4", [e for e in before if e not in after] == [], "the sweep removed a live name")
+    require(
+        "A4", [e for e in before if e not in after] == [], message="the sweep removed a live name"
+    )
     left = [path for path, _ in swept if _in_scratch(path) and not path.endswith("/segments")]
-    require("A4", not left, f"debris stays: {left}")
+    require("A4", not left, message=f"debris stays: {left}")
     retention.sweep()
-    require("A4", disk.visible().signature() == swept, "a second sweep changes the disk")
+    require("A4", disk.visible().signature() == swept, message="a second sweep changes the disk")
 
 
 class _NoFence:
@@ -125,51 +132,78 @@ def _judge_names(image: Image) -> None:
     except OutlastError as error:
         raise LawBroken("A3", f"{type(error).__name__}: {error}") from error
     for found in listing.cuts:
-        require("A3", found.defect is None, str(found.defect))
+        require("A3", found.defect is None, message=str(found.defect))
+    _judge_logs(image, listing)
     whole = {found.number for found in listing.cuts if found.kind is TreeKind.TRAINER_CHECKPOINT}
     for found in listing.cuts:
         anchor = None if found.manifest is None else found.manifest.anchor
         if anchor is not None and anchor.kind is AnchorKind.CHECKPOINT:
-            require("A3", anchor.version in whole, f"{found.path} has lost its anchor {anchor}")
+            require(
+                "A3", anchor.version in whole, message=f"{found.path} has lost its anchor {anchor}"
+            )
 
 
-def _judge_restore(disk: CrashDisk, life: Life, promises: Promises) -> None:
+def _judge_logs(image: Image, listing: RunListing) -> None:
+    """A cut whose consumption log is not durable names something that is not there."""
+    disk = CrashDisk(image)
+    for found in listing.cuts:
+        if found.manifest is None:
+            continue
+        try:
+            read_log(disk, RUN_DIR / names.CONSUMPTION, position=found.manifest.log)
+        except OutlastError as error:
+            raise LawBroken("A3", f"{found.path}: {error}") from error
+
+
+def _judge_restore(disk: CrashDisk, life: Life, *, promises: Promises) -> None:
     life.take_lock()
     before = disk.visible().signature()
     life.restore()
-    require("A6", disk.visible().signature() == before, "restore changed the disk")
-    _judge_content(disk, life, promises)
+    require("A6", disk.visible().signature() == before, message="restore changed the disk")
+    _judge_content(disk, life, promises=promises)
 
 
-def _judge_content(disk: CrashDisk, life: Life, promises: Promises) -> None:
+def _judge_content(disk: CrashDisk, life: Life, *, promises: Promises) -> None:
     """A1: the cut, every row and the consumption log are what was handed to publication."""
     if life.loaded is None:
         return
     cut = life.loaded.cut
-    require("A1", promises.cuts.get(cut.sequence) == cut, f"cut {cut.sequence} reads differently")
+    require(
+        "A1",
+        promises.cuts.get(cut.sequence) == cut,
+        message=f"cut {cut.sequence} reads differently",
+    )
     for receipt in (r for group in cut.groups for r in group.receipts()):
         row = life.state.held[receipt.key].row
-        require("A1", row is not None and row_digest(row) == receipt.digest, f"row {receipt.key}")
+        require(
+            "A1",
+            row is not None and row_digest(row) == receipt.digest,
+            message=f"row {receipt.key}",
+        )
     read_log(disk, RUN_DIR / names.CONSUMPTION, position=cut.log)
     if isinstance(life.plan, Resume) and life.plan.anchor_tree is not None:
         directory = RUN_DIR / life.plan.anchor_tree.path / names.TRAINER / "rank_0"
         wanted = f"weights of version {life.plan.anchor.version} in shard_1.bin".encode()
-        require("A1", disk.read(directory / "shard_1.bin") == wanted, "trainer shard differs")
+        require(
+            "A1", disk.read(directory / "shard_1.bin") == wanted, message="trainer shard differs"
+        )
 
 
 def _judge_sweep(disk: CrashDisk, life: Life) -> None:
     life.sweep()
     listing = read_run(disk, RUN_DIR, verify="payload")
-    require("A4", not life.warnings, f"the sweep warns: {life.warnings}")
-    require("A4", not listing.debris, f"debris stays: {listing.debris}")
+    require("A4", not life.warnings, message=f"the sweep warns: {life.warnings}")
+    require("A4", not listing.debris, message=f"debris stays: {listing.debris}")
     for found in listing.cuts:
-        require("A4", found.defect is None, f"the sweep broke {found.path}: {found.defect}")
+        require("A4", found.defect is None, message=f"the sweep broke {found.path}: {found.defect}")
     swept = disk.visible().signature()
     life.sweep()
-    require("A4", disk.visible().signature() == swept, "a second sweep changes the disk")
+    require("A4", disk.visible().signature() == swept, message="a second sweep changes the disk")
     left = set(disk.list(RUN_DIR / names.SEGMENTS))
     placed = {life.store.place(key) for key in life.state.held}
-    require("A4", left == {p.segment for p in placed if p is not None}, f"segments stay: {left}")
+    require(
+        "A4", left == {p.segment for p in placed if p is not None}, message=f"segments stay: {left}"
+    )
 
 
 def _judge_next(disk: CrashDisk, life: Life) -> None:
@@ -179,11 +213,13 @@ def _judge_next(disk: CrashDisk, life: Life) -> None:
     after = Life(disk.kill(), life.promises, pid=3)
     after.restore()
     newest = after.loaded.cut.sequence if after.loaded is not None else 0
-    require("A2", newest == life.promises.acknowledged, f"the next snapshot is lost: {newest}")
-    _judge_content(disk, after, life.promises)
+    require(
+        "A2", newest == life.promises.acknowledged, message=f"the next snapshot is lost: {newest}"
+    )
+    _judge_content(disk, after, promises=life.promises)
 
 
-def judge_rot(what: str, image: Image, promises: Promises) -> str:
+def judge_rot(what: str, image: Image, *, promises: Promises) -> str:
     """Model R on one damaged file: never loaded. Returns "fallback", "refused" or "untouched".
 
     Damage inside a cut must lead to another whole cut; damage to the run's own records may refuse.
@@ -193,13 +229,13 @@ def judge_rot(what: str, image: Image, promises: Promises) -> str:
     before = disk.visible().signature()
     try:
         life.restore()
-        _judge_content(disk, life, promises)
+        _judge_content(disk, life, promises=promises)
     except OutlastError as error:
         inside = f"{RUN_DIR}/{names.SNAPSHOTS}/" in what or f"{RUN_DIR}/step_" in what
         if inside:
             raise LawBroken("A2", f"{what}: no other cut was used: {error}") from error
         return "refused"
-    require("A6", disk.visible().signature() == before, f"{what}: restore changed the disk")
+    require("A6", disk.visible().signature() == before, message=f"{what}: restore changed the disk")
     restored = 0 if life.loaded is None else life.loaded.cut.sequence
-    require("A2", restored > 0, f"{what}: every cut was given up")
+    require("A2", restored > 0, message=f"{what}: every cut was given up")
     return "untouched" if restored == promises.acknowledged else "fallback"

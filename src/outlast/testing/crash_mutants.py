@@ -18,7 +18,15 @@ from outlast.durable import consumption, files, lineage, names, publish, retenti
 from outlast.durable.consumption import ConsumptionLog
 from outlast.durable.files import Bytes, Files
 from outlast.durable.listing import read_run
-from outlast.durable.manifest import COMMITTED, MANIFEST, FoundCut, Manifest, encode
+from outlast.durable.manifest import (
+    COMMITTED,
+    MANIFEST,
+    FileEntry,
+    FoundCut,
+    Manifest,
+    RunListing,
+    encode,
+)
 from outlast.durable.publish import TmpTree
 from outlast.durable.retention import Retention, Warnings
 from outlast.durable.segmentfile import SegmentFile
@@ -27,7 +35,10 @@ from outlast.durable.snapshots import Publisher
 from outlast.errors import DiskError
 from outlast.model.cut import Cut
 from outlast.testing.crash_disk import CrashDisk
-from outlast.testing.crash_scenario import RUN_DIR, Life, Script, long_script, short_script
+from outlast.testing.crash_facts import RUN_DIR
+from outlast.testing.crash_image import FileNode
+from outlast.testing.crash_scenario import Life
+from outlast.testing.crash_scripts import Script, long_script, short_script
 
 Patch = Callable[[], AbstractContextManager[object]]
 
@@ -54,9 +65,9 @@ def _skipping_fsync(skip: Callable[[str], bool]) -> Patch:
     """fsync through the writing descriptor does nothing for paths that `skip` names."""
     original = CrashDisk.fsync_node
 
-    def fsync_node(self: CrashDisk, node: object, path: PurePosixPath) -> None:
+    def fsync_node(self: CrashDisk, node: FileNode, *, path: PurePosixPath) -> None:
         if not skip(str(path)):
-            original(self, node, path)  # type: ignore[arg-type]
+            original(self, node, path=path)
 
     return lambda: mock.patch.object(CrashDisk, "fsync_node", fsync_node)
 
@@ -90,7 +101,8 @@ def _nested_directories_forgotten() -> AbstractContextManager[object]:
 def _commit_without(*, after_marker: bool = False, parent: bool = False) -> Patch:
     """`TmpTree.commit` without one of its last two directory syncs."""
 
-    def commit(self: TmpTree, manifest: Manifest, live: PurePosixPath) -> None:
+    def commit(self: TmpTree, manifest: Manifest, *to: PurePosixPath) -> None:
+        (live,) = to
         directories, _ = files.walk(self._files, self.directory)
         data = encode(manifest)
         self.write_manifest(data)
@@ -106,7 +118,8 @@ def _commit_without(*, after_marker: bool = False, parent: bool = False) -> Patc
 
 
 def _rename_before_marker() -> AbstractContextManager[object]:
-    def commit(self: TmpTree, manifest: Manifest, live: PurePosixPath) -> None:
+    def commit(self: TmpTree, manifest: Manifest, *to: PurePosixPath) -> None:
+        (live,) = to
         directories, _ = files.walk(self._files, self.directory)
         data = encode(manifest)
         self.write_manifest(data)
@@ -202,9 +215,9 @@ def _anchor_deleted() -> AbstractContextManager[object]:
 def _newest_removed() -> AbstractContextManager[object]:
     original = Retention._remove
 
-    def remove(self: Retention, listing: object, victims: object) -> Warnings:
-        found = [f for f in listing.cuts if "snapshots" in f.path.parts]  # type: ignore[attr-defined]
-        return original(self, listing, found[-1:])  # type: ignore[arg-type]
+    def remove(self: Retention, listing: RunListing, *_: object) -> Warnings:
+        found = [f for f in listing.cuts if "snapshots" in f.path.parts]
+        return original(self, listing, found[-1:])
 
     return mock.patch.object(Retention, "_remove", remove)
 
@@ -244,7 +257,8 @@ def _append_after_link() -> AbstractContextManager[object]:
 def _log_after_marker() -> AbstractContextManager[object]:
     original = TmpTree.commit
 
-    def commit(self: TmpTree, manifest: Manifest, live: PurePosixPath) -> None:
+    def commit(self: TmpTree, manifest: Manifest, *to: PurePosixPath) -> None:
+        (live,) = to
         original(self, manifest, live)
         _late_logs.pop().sync(manifest.log.length)
 
@@ -288,7 +302,8 @@ class _NoFence:
 def _manifest_overwritten() -> AbstractContextManager[object]:
     """The newest snapshot is brought up to date in place instead of publishing a new one."""
 
-    def commit(self: TmpTree, manifest: Manifest, live: PurePosixPath) -> None:
+    def commit(self: TmpTree, manifest: Manifest, *to: PurePosixPath) -> None:
+        (live,) = to
         original(self, manifest, live)
         data = encode(manifest)
         disk = self._files
@@ -303,10 +318,8 @@ def _manifest_overwritten() -> AbstractContextManager[object]:
 def _bundle_linked() -> AbstractContextManager[object]:
     original = SegmentStore.save
 
-    def save(
-        self: SegmentStore, wanted: object, directory: PurePosixPath, *, link: bool
-    ) -> tuple[object, ...]:
-        return original(self, wanted, directory, link=True)  # type: ignore[arg-type]
+    def save(self: SegmentStore, *what: object, link: bool) -> tuple[FileEntry, ...]:
+        return original(self, *what, link=True)  # type: ignore[arg-type]
 
     return mock.patch.object(SegmentStore, "save", save)
 

@@ -7,22 +7,14 @@ trainer checkpoints, retention, sweep, restore. May import: `durable`, `config`,
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import PurePosixPath
 
-import msgspec
-import numpy as np
-
-from outlast.config.load import parse_recipe
 from outlast.durable import names
 from outlast.durable.anchors import write_bootstrap
 from outlast.durable.consumption import ConsumptionLog
 from outlast.durable.cutcodec import LoadedCut
 from outlast.durable.files import Files, make_directory
-from outlast.durable.fingerprint import Fingerprint, Identities, fingerprint_of
 from outlast.durable.inspection import CutReader
 from outlast.durable.lineage import Adoption, adopt, write_end
 from outlast.durable.listing import read_run
@@ -32,8 +24,8 @@ from outlast.durable.publish import TmpTree
 from outlast.durable.restore import Plan, RestoreMode, Resume, plan_restore
 from outlast.durable.segments import Held, SegmentStore
 from outlast.durable.snapshots import Publisher
-from outlast.errors import DiskError, OutlastError
-from outlast.model.cursor import CursorState, DatasetOrder
+from outlast.errors import DiskError
+from outlast.model.cursor import CursorState
 from outlast.model.cut import (
     GENESIS,
     Anchor,
@@ -42,119 +34,30 @@ from outlast.model.cut import (
     SamplerState,
     SettledCounts,
 )
-from outlast.model.groups import Group, PromptRef
+from outlast.model.groups import Group
 from outlast.model.ids import (
     AttemptKey,
     GroupId,
     Incarnation,
     Sequence,
-    SiblingIndex,
     Step,
     TrainerVersion,
 )
 from outlast.model.journal import Applied
-from outlast.rows import Row, row_digest
-from outlast.testing.records import make_group
-from outlast.world import Identity, Perhaps, World, no_mark
-
-RUN_DIR = PurePosixPath("/runs/demo")
-RECIPE = b"seed: 1\n"
-SIZE, SEED = 64, 7
-_ORDER = DatasetOrder(seed=SEED, size=SIZE)
-KEEP_SNAPSHOTS = 2
-
-
-class _Clock:
-    def monotonic(self) -> float:
-        return 0.0
-
-    def wall(self) -> float:
-        return 1_700_000_000.0
-
-
-class _Inline:
-    async def __call__(self, work: Callable[..., object], /, *args: object, **kw: object) -> object:
-        return work(*args, **kw)
-
-
-def make_world(*, pid: int = 1, perhaps: Perhaps = no_mark) -> World:
-    """A world without time or threads."""
-    return World(
-        clock=_Clock(),
-        offload=_Inline(),  # type: ignore[arg-type]  # typed by its use, not by ParamSpec
-        random=random.Random(pid),
-        identity=Identity(host="here", pid=pid),
-        perhaps=perhaps,
-    )
-
-
-@cache
-def current_fingerprint() -> Fingerprint:
-    """What every life of the scenario runs under."""
-    identities = Identities(model="m", tokenizer="t", dataset="d", environment="e")
-    return fingerprint_of(parse_recipe("", (), source="crash scenario").recipe, identities)
-
-
-@cache
-def _row(group: int, incarnation: int) -> Held:
-    rng = np.random.default_rng(group)
-    length = 2 + group % 3
-    key = AttemptKey(GroupId(group), SiblingIndex(0), Incarnation(incarnation), 0)
-    row = Row(
-        key=key,
-        prompt_ids=rng.integers(0, 50, 2).astype(np.int32),
-        response_ids=rng.integers(0, 50, length).astype(np.int32),
-        logprobs=rng.random(length).astype(np.float32),
-        weight_versions=np.zeros(length, np.int32),
-        loss_mask=np.ones(length, np.bool_),
-        reward=1.0,
-        mask_sample=False,
-    )
-    return Held(row, row_digest(row))
-
-
-@cache
-def _group(group: int, incarnation: int) -> Group:
-    epoch, index = _ORDER.at(group)
-    made = make_group(group, versions=(0,), prompt=PromptRef(dataset="d", epoch=epoch, index=index))
-    held, sibling = _row(group, incarnation), made.siblings[0]
-    assert held.row is not None and sibling.receipt is not None
-    receipt = msgspec.structs.replace(sibling.receipt, key=held.row.key, digest=held.digest)
-    attempt = msgspec.structs.replace(sibling.attempt, key=held.row.key)
-    sealed = msgspec.structs.replace(sibling, attempt=attempt, receipt=receipt)
-    return msgspec.structs.replace(made, siblings=(sealed,))
-
-
-def history_at(version: int, incarnation: int) -> str:
-    """Histories differ between incarnations, as they do when a step is trained anew."""
-    return GENESIS if version == 0 else f"{incarnation:032x}{version:032x}"
-
-
-@dataclass
-class Promises:
-    """What a run has told the outside; a crash must not break any of it."""
-
-    cuts: dict[int, Cut] = field(default_factory=dict)
-    """Everything ever handed to publication, by sequence."""
-    acknowledged: int = 0
-    """Newest sequence whose publication returned."""
-    spent: int = 0
-    """Newest sequence whose live name has been visible."""
-    adopted: int = 0
-    """Newest incarnation whose adoption returned."""
-
-    def notice(self, change: str) -> None:
-        """Learn from a change on the disk that a live name has become visible."""
-        operation, _, path = change.partition(" ")
-        name = path.rsplit("/", 1)[-1]
-        number, version = names.parse_snapshot(name), names.parse_checkpoint(name)
-        if operation != "rename" or (number is None and version is None):
-            return
-        self.spent = max(self.spent, number or max(self.cuts))
-
-    def frozen(self) -> Promises:
-        return replace(self, cuts=dict(self.cuts))
-
+from outlast.testing.crash_facts import (
+    KEEP_SNAPSHOTS,
+    RECIPE,
+    RUN_DIR,
+    SEED,
+    SIZE,
+    Promises,
+    current_fingerprint,
+    group_of,
+    history_at,
+    make_world,
+    row_of,
+)
+from outlast.world import Perhaps, no_mark
 
 _BOOTSTRAP = Anchor(kind=AnchorKind.BOOTSTRAP, version=TrainerVersion(0), history=GENESIS)
 
@@ -209,9 +112,9 @@ class Life:
         if isinstance(self.plan, Resume):
             self.loaded = reader.loaded(self.plan.cut)
             held = self.store.load(self.loaded.rows, self.loaded.cut.row_keys)
-            self._continue(self.loaded.cut, self.plan.anchor, held)
+            self._continue(self.loaded.cut, self.plan.anchor, held=held)
 
-    def _continue(self, cut: Cut, anchor: Anchor, held: dict[AttemptKey, Held]) -> None:
+    def _continue(self, cut: Cut, anchor: Anchor, *, held: dict[AttemptKey, Held]) -> None:
         self.state = _State(
             groups={group.id: group for group in cut.groups},
             held=held,
@@ -280,12 +183,12 @@ class Life:
     def draw(self, count: int) -> None:
         """Seal `count` new groups of one row each, in one batch."""
         numbers = range(self.state.drawn, self.state.drawn + count)
-        rows = [_row(number, self.incarnation) for number in numbers]
+        rows = [row_of(number, self.incarnation) for number in numbers]
         self.store.append(rows)
         for number, held in zip(numbers, rows, strict=True):
             assert held.row is not None
             self.state.held[held.row.key] = held
-            self.state.groups[number] = _group(number, self.incarnation)
+            self.state.groups[number] = group_of(number, self.incarnation)
         self.state.drawn += count
 
     def snapshot(self) -> None:
@@ -313,7 +216,7 @@ class Life:
         self.log.append(Applied(step=Step(version), groups=ids, refs=refs, history=history))
         keys = [r.key for n in victims for r in self.state.groups[n].receipts()]
         anchor = Anchor(kind=AnchorKind.CHECKPOINT, version=version, history=history)
-        before, self.state = self.state, self._trained(victims, keys, anchor)
+        before, self.state = self.state, self._trained(victims, keys, anchor=anchor)
         cut = self._cut(anchor)
         try:
             tree = self.publisher.open_checkpoint(version, sequence=cut.sequence)
@@ -334,7 +237,7 @@ class Life:
         self.store.release(keys)
         self.warnings += self.publisher.retain_checkpoints(pinned=(), keep_top_k=0)
 
-    def _trained(self, victims: list[int], keys: list[AttemptKey], anchor: Anchor) -> _State:
+    def _trained(self, victims: list[int], keys: list[AttemptKey], *, anchor: Anchor) -> _State:
         return replace(
             self.state,
             groups={n: g for n, g in self.state.groups.items() if n not in victims},
@@ -415,71 +318,3 @@ class Life:
 @cache
 def _fingerprint() -> bytes:
     return encode(current_fingerprint())
-
-
-Script = Callable[[Life], None]
-
-
-def short_script(life: Life) -> None:
-    """Two snapshots and a trainer checkpoint, with retention of each."""
-    life.keep = 1
-    life.draw(3)
-    life.snapshot()
-    life.draw(2)
-    life.snapshot()
-    life.step(2)
-
-
-def long_script(life: Life) -> None:
-    """Snapshots and checkpoints until every kind of retention has had a victim."""
-    life.keep = 1
-    life.draw(3)
-    life.snapshot()
-    life.draw(2)
-    life.snapshot()
-    life.step(2)
-    life.draw(2)
-    life.snapshot()
-    life.step(1)
-    life.snapshot()
-    life.step(3)
-    life.draw(1)
-    life.snapshot()
-    life.end()
-
-
-def tolerant(script: Callable[[Life], None]) -> Callable[[Life], list[OutlastError]]:
-    """`script` with each operation allowed to fail, as the runtime goes on after a failed save."""
-
-    def run(life: Life) -> list[OutlastError]:
-        proxy = _Tolerant(life)
-        script(proxy)  # type: ignore[arg-type]  # the same operations
-        return proxy.errors
-
-    return run
-
-
-class _Tolerant:
-    def __init__(self, life: Life) -> None:
-        self._life = life
-        self.keep = life.keep
-        self.errors: list[OutlastError] = []
-
-    def draw(self, count: int) -> None:
-        self._life.draw(count)
-
-    def snapshot(self) -> None:
-        self._life.keep = self.keep
-        self._try(self._life.snapshot)
-
-    def step(self, consumed: int) -> None:
-        self._try(lambda: self._life.step(consumed))
-
-    def end(self) -> None:
-        self._try(self._life.end)
-
-    def _try(self, operation: Callable[[], None]) -> None:
-        try:
-            operation()
-        except DiskError as error:
-            self.errors.append(error)

@@ -14,17 +14,13 @@ from pathlib import Path
 
 from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
 from outlast.testing.crash_enumeration import Enumeration, Tally
+from outlast.testing.crash_facts import Promises
 from outlast.testing.crash_faults import FaultLoop, FaultTally, faults_of
 from outlast.testing.crash_image import Image
 from outlast.testing.crash_laws import LawBroken
 from outlast.testing.crash_mutants import EQUIVALENT, MUTANTS, Mutant
-from outlast.testing.crash_scenario import (
-    Life,
-    Promises,
-    Script,
-    long_script,
-    short_script,
-)
+from outlast.testing.crash_scenario import Life
+from outlast.testing.crash_scripts import Script, long_script, short_script
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,20 +140,17 @@ class MemoryPlane:
                 f"S6: the cut names {len(absent)} rows that the frozen inventory lacks, "
                 f"first {min(absent)}"
             )
-        return await self._offload(
-            self._save, handle.held, keys, PurePosixPath(directory), link=link
-        )
+        wanted = {key: handle.held[key] for key in keys}
+        return await self._offload(self._save, wanted, PurePosixPath(directory), link=link)
 
     def _save(
         self,
-        held: Mapping[AttemptKey, Held],
-        keys: frozenset[AttemptKey],
+        wanted: Mapping[AttemptKey, Held],
         directory: PurePosixPath,
         *,
         link: bool,
     ) -> tuple[SavedFile, ...]:
         make_directory(self._files, directory)
-        wanted = {key: held[key] for key in keys}
         entries = self._store.save(wanted, directory, link=link)
         return tuple(SavedFile(name=e.name, size=e.size, sha256=e.sha256) for e in entries)
 
