@@ -20,7 +20,7 @@ from outlast.durable.cutcodec import LoadedCut
 from outlast.durable.cuts import read_chain
 from outlast.durable.files import Files
 from outlast.durable.manifest import RunListing
-from outlast.model.cut import Cut
+from outlast.model.cut import GENESIS, Cut
 from outlast.model.groups import Group, Receipt
 from outlast.model.ids import AttemptKey, GroupId
 from outlast.model.journal import Applied, Dropped
@@ -58,7 +58,7 @@ class Difference(_Record, frozen=True, kw_only=True):
     seconds: float
     """From A to B by the wall clock of the run; negative when B is the older one."""
     same_history: bool
-    """Whether B trained on from what A had trained."""
+    """Whether one of them trained on from what the other had trained."""
     trainer_version: Pair
     steps: tuple[int, ...]
     """Optimizer steps finished between them."""
@@ -98,7 +98,7 @@ def diff_cuts(
         a=a.directory.name,
         b=b.directory.name,
         seconds=b.manifest.created - a.manifest.created,
-        same_history=after.histories.get(settled_at, before.cut.history) == before.cut.history,
+        same_history=_agree(before, after),
         trainer_version=Pair(before=settled_at, after=after.cut.trainer_version),
         steps=tuple(range(settled_at + 1, after.cut.trainer_version + 1)),
         anchors=(str(before.cut.anchor), str(after.cut.anchor)),
@@ -137,7 +137,7 @@ class _Side:
     ) -> _Side:
         cut = loaded.cut
         states: dict[GroupId, str] = {}
-        histories: dict[int, str] = {}
+        histories: dict[int, str] = {0: GENESIS}
         for position in read_chain(listing, loaded.manifest):
             for record in read_log(files, run_dir / names.CONSUMPTION, position=position):
                 if isinstance(record, Applied):
@@ -154,6 +154,11 @@ class _Side:
     def sealed(self, group: GroupId) -> int:
         held = self.groups.get(group)
         return 0 if held is None else len(held.receipts())
+
+
+def _agree(before: _Side, after: _Side) -> bool:
+    at = min(before.cut.trainer_version, after.cut.trainer_version)
+    return before.histories.get(at) == after.histories.get(at)
 
 
 def _changes(before: _Side, after: _Side) -> list[GroupChange]:
