@@ -1,4 +1,4 @@
-"""The simulated event loop: asyncio's tools work on it, time is virtual, order comes from the seed."""
+"""The simulated loop: asyncio's tools work on it, time is virtual, order comes from the seed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_L4_a_deadlock_is_reported_with_the_tasks_that_wait() -> None:
 
 def test_L4_a_livelock_is_reported() -> None:
     async def work() -> None:
-        while True:
+        while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     loop = SimLoop(random.Random(0))

@@ -23,45 +23,57 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from outlast.testing.crash_disk import CrashDisk as CrashDisk, FaultKind as FaultKind
+    from outlast.testing.crash_disk import CrashDisk as CrashDisk
+    from outlast.testing.crash_disk import FaultKind as FaultKind
+    from outlast.testing.endings import Ended as Ended
+    from outlast.testing.endings import SnapshotVerdict as SnapshotVerdict
     from outlast.testing.fake_engine import FakeEngine as FakeEngine
     from outlast.testing.fake_environment import (
         FakeEnvironment as FakeEnvironment,
+    )
+    from outlast.testing.fake_environment import (
         FakePrompts as FakePrompts,
     )
     from outlast.testing.fake_trainer import FakeTrainer as FakeTrainer
-    from outlast.testing.laws import LawBroken as LawBroken
+    from outlast.testing.law_terms import LawBroken as LawBroken
     from outlast.testing.loop import (
         Deadlock as Deadlock,
+    )
+    from outlast.testing.loop import (
         Livelock as Livelock,
+    )
+    from outlast.testing.loop import (
         SimLoop as SimLoop,
     )
     from outlast.testing.sampler_contract import check_sampler as check_sampler
     from outlast.testing.scripts import (
         Answer as Answer,
+    )
+    from outlast.testing.scripts import (
         EngineProfile as EngineProfile,
+    )
+    from outlast.testing.scripts import (
         TrainerFault as TrainerFault,
+    )
+    from outlast.testing.scripts import (
         TrainerProfile as TrainerProfile,
     )
     from outlast.testing.shape import RunShape as RunShape
-    from outlast.testing.simulation import (
-        Ended as Ended,
-        Simulation as Simulation,
-        SnapshotVerdict as SnapshotVerdict,
-    )
+    from outlast.testing.simulation import Simulation as Simulation
     from outlast.testing.world import StoreSpeed as StoreSpeed
 
 _HOMES: Final = {
+    "endings": ("Ended", "SnapshotVerdict"),
     "crash_disk": ("CrashDisk", "FaultKind"),
     "fake_engine": ("FakeEngine",),
     "fake_environment": ("FakeEnvironment", "FakePrompts"),
     "fake_trainer": ("FakeTrainer",),
-    "laws": ("LawBroken",),
+    "law_terms": ("LawBroken",),
     "loop": ("Deadlock", "Livelock", "SimLoop"),
     "sampler_contract": ("check_sampler",),
     "scripts": ("Answer", "EngineProfile", "TrainerFault", "TrainerProfile"),
     "shape": ("RunShape",),
-    "simulation": ("Ended", "Simulation", "SnapshotVerdict"),
+    "simulation": ("Simulation",),
     "world": ("StoreSpeed",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

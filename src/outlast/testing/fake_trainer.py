@@ -15,7 +15,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from outlast.durable.files import Files, write_file
 from outlast.errors import InvariantError, RefusedState
@@ -78,7 +78,7 @@ class FakeTrainer:
         await self._pause(0.1)
         self._version, self._digest = version, INITIAL
         if checkpoint is not None:
-            state = json.loads(self._files.read(checkpoint / "state.json"))
+            state = json.loads(self._files.read(PurePosixPath(checkpoint) / "state.json"))
             if state["version"] != version:
                 raise RefusedState(f"{checkpoint} holds version {state['version']}, not {version}")
             self._digest = state["digest"]
@@ -151,12 +151,13 @@ class FakeTrainer:
     async def write(self, directory: Path, version: TrainerVersion, *, digest: str) -> None:
         """Write a staged copy, in two files with time in between."""
         state = json.dumps({"version": int(version), "digest": digest}).encode()
+        place = PurePosixPath(directory)
         await self._pause(self._profile.write_s)
-        write_file(self._files, directory / "state.json", data=state)
+        write_file(self._files, place / "state.json", data=state)
         if self._profile.strikes(version, TrainerFault.FAILS_IN_WRITE):
             raise TrainerBroke(f"checkpoint of step {version}: lost a device while writing")
         await self._pause(self._profile.write_s)
-        write_file(self._files, directory / "optimizer.bin", data=digest.encode() * 4)
+        write_file(self._files, place / "optimizer.bin", data=digest.encode() * 4)
 
     def _opened(self) -> Step:
         if self._open is None:

@@ -32,7 +32,7 @@ from outlast.telemetry.bus import Bus
 from outlast.testing.fake_engine import FakeEngine
 from outlast.testing.fake_trainer import FakeTrainer
 from outlast.testing.laws import Auditor
-from outlast.testing.loop import SimLoop
+from outlast.testing.loop import make_loop
 from outlast.testing.scripts import TrainerProfile
 from outlast.testing.world import Marks, Pulse, StoreSpeed, sim_world
 
@@ -80,10 +80,10 @@ class WatchedPlane:
         return self._inner.freeze()
 
     async def save(
-        self, handle: PlaneHandle, keys: frozenset[AttemptKey], directory: Path, *, link: bool
+        self, handle: PlaneHandle, *, keys: frozenset[AttemptKey], directory: Path, link: bool
     ) -> tuple[SavedFile, ...]:
         self._pulse.check()
-        return await self._inner.save(handle, keys, directory, link=link)
+        return await self._inner.save(handle, keys=keys, directory=directory, link=link)
 
     async def load(self, directory: Path, keys: frozenset[AttemptKey], /) -> None:
         self._pulse.check()
@@ -105,7 +105,7 @@ class SimLife:
         self._settings, self._outside = settings, outside
         rng = random.Random(f"{seed}/life/{number}")
         self._rng = random.Random(f"{seed}/fakes/{number}")
-        self.loop = SimLoop(rng, start=start_s)
+        self.loop = make_loop(rng, start=start_s)
         self.world = sim_world(
             self.loop, self.pulse, rng=rng, speed=outside.speed, marks=outside.marks
         )

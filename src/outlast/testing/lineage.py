@@ -9,12 +9,13 @@ import gc
 from dataclasses import dataclass, field
 
 from outlast.errors import InvariantError
+from outlast.testing.endings import Ended
 from outlast.testing.fake_environment import FakeEnvironment, FakePrompts
-from outlast.testing.laws import LawBroken
+from outlast.testing.law_terms import LawBroken
 from outlast.testing.loop import Deadlock, Livelock
 from outlast.testing.plan import DiskFault, LifePlan, LineagePlan
 from outlast.testing.scripts import EngineProfile, TrainerProfile
-from outlast.testing.simulation import Ended, Simulation
+from outlast.testing.simulation import Simulation
 from outlast.testing.world import StoreSpeed
 
 CALM_LIMIT_S = 3000.0
@@ -46,7 +47,7 @@ class LineageResult:
 
 
 def run_lineage(plan: LineagePlan) -> LineageResult:
-    """Play the plan. Violations are returned, not raised; other exceptions are bugs of the tests."""
+    """Play the plan. Violations are returned; any other exception is a bug of the simulator."""
     result = LineageResult(plan)
     sim = _simulation(plan)
     collecting = gc.isenabled()

@@ -15,7 +15,7 @@ import heapq
 import random
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -133,8 +133,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_soon(
         self,
-        callback: Callable[[Unpack[Ts]], object],
-        *args: Unpack[Ts],
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -143,8 +143,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_soon_threadsafe(
         self,
-        callback: Callable[[Unpack[Ts]], object],
-        *args: Unpack[Ts],
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
@@ -152,8 +152,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(
         self,
         delay: float,
-        callback: Callable[[Unpack[Ts]], object],
-        *args: Unpack[Ts],
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
@@ -161,8 +161,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[[Unpack[Ts]], object],
-        *args: Unpack[Ts],
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -230,6 +230,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
         for task in self.tasks():
             bury(task)
+
+
+def make_loop(rng: random.Random, *, start: float = 0.0) -> SimLoop:
+    """A loop. What it lacks raises NotImplementedError, as asyncio's base class does."""
+    return SimLoop(rng, start=start)  # type: ignore[abstract]
 
 
 def bury(task: asyncio.Task[Any]) -> None:

@@ -70,7 +70,7 @@ class LineagePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def draw_plan(seed: int) -> LineagePlan:
-    """The lineage of `seed`. Fifteen seeds in a row cover five samplers at three recovery levels."""
+    """The lineage of `seed`; fifteen in a row cover five samplers at three recovery levels."""
     rng = random.Random(f"swarm/{seed}")
     twin = SAMPLERS[seed % 5] == "in_order" and rng.random() < 0.4
     shape = _shape(rng, seed, twin=twin)

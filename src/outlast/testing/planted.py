@@ -43,12 +43,16 @@ SUITS: dict[str, Callable[[LineagePlan], bool]] = {
 """Plans in which a bug can show at all, where that is rare."""
 
 
+def _any(plan: LineagePlan) -> bool:
+    return True
+
+
 def hunt(name: str, *, seeds: int, start: int = 0) -> tuple[int, str] | None:
     """Run lineages under the planted bug: (how many until it was found, violation), or None.
 
     Only plans that suit the bug are run and counted.
     """
-    ran, suits = 0, SUITS.get(name, lambda plan: True)
+    ran, suits = 0, SUITS.get(name, _any)
     with PLANTED[name]():
         for seed in range(start, start + 50 * seeds):
             plan = draw_plan(seed)

@@ -130,7 +130,8 @@ def cursor_ahead_of_index() -> Iterator[None]:
 @contextmanager
 def cut_of_another_moment() -> Iterator[None]:
     """A cut carries the groups of the cut before it: copied too early, at another await."""
-    real, older = RecoveryState.cut, {}
+    real = RecoveryState.cut
+    older: dict[int, Cut] = {}
 
     def cut(self: RecoveryState, **kw: Any) -> Cut:
         taken = real(self, **kw)

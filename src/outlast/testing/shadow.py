@@ -59,6 +59,6 @@ class Shadow:
 
     def forget_incomplete(self, siblings: int) -> None:
         """Level prompt_group: an interrupted group has lost what it had sealed."""
-        for group, sealed in self.live.items():
+        for sealed in self.live.values():
             if len(sealed) < siblings:
                 sealed.clear()

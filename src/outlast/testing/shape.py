@@ -21,11 +21,8 @@ from outlast.model.sampler_kinds import InOrder, ReadyFirst, WeightFifo, Windowe
 from outlast.ports import SamplingParams
 from outlast.runtime.attempt import AttemptSettings
 from outlast.runtime.checkpoint import CheckpointSettings
-from outlast.runtime.attempt import AttemptSettings
-from outlast.runtime.checkpoint import CheckpointSettings
 from outlast.runtime.rollout import RolloutSettings
 from outlast.runtime.settings import RunSettings
-from outlast.runtime.snapshot import SnapshotSettings
 from outlast.runtime.snapshot import SnapshotSettings
 from outlast.runtime.store import RetentionSettings
 from outlast.runtime.train import TrainSettings

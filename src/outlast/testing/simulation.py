@@ -21,7 +21,6 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import msgspec
@@ -31,46 +30,21 @@ from outlast.durable.audit import AuditReport, audit_run
 from outlast.durable.cutcodec import load_cut
 from outlast.durable.lineage import cut_state, next_incarnation
 from outlast.durable.listing import read_run
-from outlast.durable.manifest import CutState
-from outlast.errors import CorruptData, OutlastError
-from outlast.model.groups import Receipt
-from outlast.model.ids import Incarnation, TrainerVersion
+from outlast.errors import CorruptData
+from outlast.model.ids import Incarnation
 from outlast.ports import Environment, PromptSource
-from outlast.runtime.controller import Ending, Outcome
 from outlast.telemetry import events
 from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
-from outlast.testing.fake_engine import FakeEngine, attempt_of
+from outlast.testing.endings import GRACE_SLACK_S, Ended, SnapshotVerdict, judge_end
+from outlast.testing.fake_engine import FakeEngine
 from outlast.testing.fake_environment import FakeEnvironment, FakePrompts
-from outlast.testing.laws import Auditor, Bounds, LawBroken
+from outlast.testing.ghosts import Ghosts
+from outlast.testing.law_terms import Bounds, LawBroken
+from outlast.testing.laws import Auditor
 from outlast.testing.life import RUN_DIR, Outside, SimLife
 from outlast.testing.scripts import EngineProfile, TrainerProfile
 from outlast.testing.shape import RunShape, SamplerFactory, settings_of
 from outlast.testing.world import Marks, StoreSpeed
-
-
-GRACE_SLACK_S = 3.0
-"""Virtual seconds for closing engines and files after the grace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a life ended."""
-
-    how: str
-    """finished, nothing_to_do, preempted, killed, or the name of the error."""
-    exit_code: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotVerdict:
-    """A cut on disk and what `outlast snapshots` would say about it."""
-
-    name: str
-    sequence: int | None
-    trainer_version: int | None
-    verdict: CutState
-    reason: str
 
 
 class Simulation:
@@ -119,6 +93,7 @@ class Simulation:
         self._adopted = False
         self.auditor = Auditor(self._bounds())
         self._restored: list[events.Restored] = []
+        self._ghosts = Ghosts(self.engine, self.auditor, rng=self._rng)
         self.resume()
 
     # ------------------------------------------------------------------------------- driving
@@ -403,9 +378,9 @@ class Simulation:
         elif isinstance(event, events.SnapshotPublished):
             self._check_disk_bounds()
         elif isinstance(event, events.SiblingSealed):
-            self._offer_again(event.key)
+            self._ghosts.sealed(life, event.key)
         elif isinstance(event, events.AttemptDispatched):
-            self._offer_foreign(event.key)
+            self._ghosts.dispatched(life, event.key)
 
     def _check_disk_bounds(self) -> None:
         """S12 right after a publication and its retention."""
@@ -414,40 +389,6 @@ class Simulation:
             live = [sequence for sequence in found if sequence in self.auditor.lineage]
             segments = self.disk.list(RUN_DIR / "segments")
         self.auditor.check_disk(live=len(live), segments=len(segments))
-
-    def _offer_again(self, key: str) -> None:
-        """Deliver the result of a sealed attempt a second time, if its script says so."""
-        life, attempt = self.life, attempt_of(f"{key}.t1")
-        if attempt is None or not self.engine.answer(attempt).duplicate:
-            return
-        board = life.controller.board
-        assert board is not None
-        sibling = board.state.ledger.groups[attempt.group].siblings[attempt.sibling]
-        if sibling.receipt is not None:
-            life.loop.call_later(self._rng.random() * 6, self._deliver, life, sibling.receipt)
-
-    def _offer_foreign(self, key: str) -> None:
-        """Deliver an answer of an earlier life to a sibling that is being generated."""
-        life, attempt = self.life, attempt_of(f"{key}.t1")
-        if attempt is None or not self.engine.answer(attempt).foreign:
-            return
-        earlier = msgspec.structs.replace(attempt, incarnation=Incarnation(attempt.incarnation - 1))
-        receipt = Receipt(
-            key=earlier,
-            digest="0" * 64,
-            reward=1.0,
-            prompt_tokens=1,
-            response_tokens=1,
-            min_version=TrainerVersion(0),
-            max_version=TrainerVersion(0),
-            truncated=False,
-            mask_sample=False,
-        )
-        life.loop.call_later(self._rng.random(), self._deliver, life, receipt)
-
-    def _deliver(self, life: SimLife, receipt: Receipt) -> None:
-        if life.pulse.alive and not life.over:
-            self.auditor.tally.outcomes[f"late_{life.deliver(receipt)}"] += 1
 
     def _waits(self) -> str:
         board = self.life.controller.board
@@ -458,7 +399,7 @@ class Simulation:
     def _over(self, *, power_cut: bool = False) -> None:
         """Bury the life, judge its end, and leave the disk as the end left it."""
         life = self.life
-        ended = _judge(life)
+        ended = judge_end(life)
         self._now = life.loop.time()
         life.end(ended.how)
         self.ended.append(ended)
@@ -483,27 +424,6 @@ class Simulation:
             auditor.require(calm, f"L3: SIGTERM ended the life with {ended}")
         if auditor.broken is not None:
             raise auditor.broken
-
-
-def _judge(life: SimLife) -> Ended:
-    if not life.pulse.alive:
-        return Ended("killed", 137, life.pulse.cause)
-    assert life.task is not None
-    error = life.task.exception()
-    if error is None:
-        outcome: Outcome = life.task.result()
-        code = 75 if outcome.ending is Ending.PREEMPTED else 0
-        return Ended(outcome.ending.value, code, outcome.reason)
-    if isinstance(error, OutlastError):
-        return Ended(type(error).__name__, error.exit_code, str(error))
-    return Ended(type(error).__name__, 1, _flat(error))
-
-
-def _flat(error: BaseException) -> str:
-    """The causes inside exception groups, in one line."""
-    if isinstance(error, BaseExceptionGroup):
-        return "; ".join(_flat(inner) for inner in error.exceptions)
-    return f"{type(error).__name__}: {error}"
 
 
 def _nothing() -> None:

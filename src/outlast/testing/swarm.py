@@ -1,4 +1,4 @@
-"""Many lineages, one report: what was survived, what was reached, and every violation with its seed.
+"""Many lineages, one report: what was survived and reached, every violation with its seed.
 
 May import: `testing`, `model.table`.
 """

@@ -81,7 +81,7 @@ class StoreSpeed:
 
 
 class SimOffload:
-    """Runs work inline at a drawn moment of its drawn duration; a cancelled caller stops nothing."""
+    """Runs work inline at a drawn moment of its drawn duration, whatever becomes of its caller."""
 
     def __init__(
         self, loop: SimLoop, pulse: Pulse, *, rng: random.Random, speed: StoreSpeed
@@ -143,10 +143,10 @@ class Marks:
         self.hits[name] += 1
         self._life[name] += 1
         self._life[""] += 1
-        if self.kill_at is not None and self.kill_at[0] in (name, ""):
-            if self._life[self.kill_at[0]] == self.kill_at[1]:
-                self.pulse.kill(f"killed at {name}, hit {self._life[name]}")
-                self.pulse.check()
+        where, count = self.kill_at or (None, 0)
+        if where in (name, "") and self._life[where or ""] == count:
+            self.pulse.kill(f"killed at {name}, hit {self._life[name]}")
+            self.pulse.check()
 
 
 def sim_world(
