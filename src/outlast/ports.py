@@ -220,7 +220,7 @@ class DataPlane(Protocol):
         ...
 
     async def save(
-        self, handle: PlaneHandle, keys: frozenset[AttemptKey], directory: Path, *, link: bool
+        self, handle: PlaneHandle, *, keys: frozenset[AttemptKey], directory: Path, link: bool
     ) -> tuple[SavedFile, ...]:
         """Write exactly the rows of `keys` below `directory`, durable when it returns.
 

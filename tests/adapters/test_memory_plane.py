@@ -70,9 +70,9 @@ def test_p1_a_full_disk_refuses_the_save_and_loses_no_row() -> None:
         assert [row_digest(r) for r in await plane.get([r.key for r in rows])] == list(digests)
         handle = plane.freeze()
         with pytest.raises(DiskFull):
-            await plane.save(handle, keys_of(rows), Path(root / "full"), link=True)
+            await plane.save(handle, keys=keys_of(rows), directory=Path(root / "full"), link=True)
         disk.fault = None
-        await plane.save(handle, keys_of(rows), Path(root / "space"), link=True)
+        await plane.save(handle, keys=keys_of(rows), directory=Path(root / "space"), link=True)
         other = maker(disk, root, Inline())()
         await other.load(Path(root / "space"), keys_of(rows))
         assert [row_digest(r) for r in await other.get([r.key for r in rows])] == list(digests)
@@ -89,14 +89,14 @@ def test_spilled_rows_read_back_verified_and_rot_is_never_used() -> None:
         keys = [row.key for row in rows]
         assert await plane.spill(keys) == 0, "rows of an open segment must stay in memory"
         handle = plane.freeze()
-        await plane.save(handle, keys_of(rows), Path(root / "a"), link=True)
+        await plane.save(handle, keys=keys_of(rows), directory=Path(root / "a"), link=True)
         handle.close()
         assert await plane.spill(keys) == sum(row.nbytes for row in rows)
         assert await plane.spill(keys) == 0
         back = await plane.get(keys)
         assert [row_digest(row) for row in back] == [stored_digest(row) for row in rows]
         handle = plane.freeze()
-        await plane.save(handle, keys_of(rows), Path(root / "b"), link=False)
+        await plane.save(handle, keys=keys_of(rows), directory=Path(root / "b"), link=False)
         handle.close()
         (name,) = disk.list(root / "segments")
         segment = root / "segments" / name
@@ -115,7 +115,7 @@ def test_s12_released_segments_go_away_once_no_handle_pins_them() -> None:
         rows = [make_row(i) for i in range(3)]
         await plane.put(rows)
         handle = plane.freeze()
-        await plane.save(handle, keys_of(rows), Path(root / "a"), link=True)
+        await plane.save(handle, keys=keys_of(rows), directory=Path(root / "a"), link=True)
         await plane.release([row.key for row in rows])
         assert disk.list(root / "segments"), "a pinned segment was removed"
         handle.close()
@@ -161,7 +161,7 @@ def test_a6_loading_changes_nothing_until_the_first_write() -> None:
         rows = [make_row(i) for i in range(3)]
         await plane.put(rows)
         handle = plane.freeze()
-        await plane.save(handle, keys_of(rows), Path(root / "a"), link=True)
+        await plane.save(handle, keys=keys_of(rows), directory=Path(root / "a"), link=True)
         before = disk.visible().signature()
         other = make()
         await other.load(Path(root / "a"), keys_of(rows))

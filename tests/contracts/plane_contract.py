@@ -117,15 +117,15 @@ async def check_freeze_is_an_instant(plane: DataPlane, files: Files, root: PureP
     await plane.release([early[0].key])
     assert handle.keys == keys_of(early)
     directory = root / "instant"
-    saved = await plane.save(handle, keys_of(early), Path(directory), link=True)
+    saved = await plane.save(handle, keys=keys_of(early), directory=Path(directory), link=True)
     assert {entry.name for entry in saved} == set(files.list(directory))
     handle.close()
     handle.close()
     with pytest.raises(InvariantError):
-        await plane.save(handle, keys_of(early), Path(root / "closed"), link=True)
+        await plane.save(handle, keys=keys_of(early), directory=Path(root / "closed"), link=True)
     handle = plane.freeze()
     with pytest.raises(InvariantError, match="S6"):
-        await plane.save(handle, keys_of(early), Path(root / "gone"), link=True)
+        await plane.save(handle, keys=keys_of(early), directory=Path(root / "gone"), link=True)
     handle.close()
     await plane.close()
 
@@ -137,7 +137,7 @@ async def check_saved_rows_load_bit_for_bit(make: Make, files: Files, root: Pure
     for link in (True, False):
         directory = root / f"whole_{link}"
         handle = plane.freeze()
-        await plane.save(handle, keys_of(rows), Path(directory), link=link)
+        await plane.save(handle, keys=keys_of(rows), directory=Path(directory), link=link)
         handle.close()
         other = make()
         await other.load(Path(directory), keys_of(rows))
@@ -153,8 +153,8 @@ async def check_save_writes_exactly_the_keys(make: Make, files: Files, root: Pur
     rows = [make_row(i, n=2) for i in range(6)]
     await plane.put(rows)
     handle = plane.freeze()
-    await plane.save(handle, keys_of(rows[:2]), Path(root / "some"), link=True)
-    await plane.save(handle, frozenset(), Path(root / "none"), link=True)
+    await plane.save(handle, keys=keys_of(rows[:2]), directory=Path(root / "some"), link=True)
+    await plane.save(handle, keys=frozenset(), directory=Path(root / "none"), link=True)
     handle.close()
     for name, kept in (("some", rows[:2]), ("none", [])):
         other = make()
@@ -169,7 +169,7 @@ async def check_load_is_all_or_nothing(make: Make, files: Files, root: PurePosix
     rows = [make_row(i, n=3) for i in range(3)]
     await plane.put(rows)
     handle = plane.freeze()
-    await plane.save(handle, keys_of(rows), Path(root / "exact"), link=True)
+    await plane.save(handle, keys=keys_of(rows), directory=Path(root / "exact"), link=True)
     handle.close()
     other = make()
     for wrong in (keys_of(rows[:2]), keys_of([*rows, make_row(8)])):
@@ -194,7 +194,9 @@ async def check_save_resume_save(make: Make, files: Files, root: PurePosixPath) 
         await plane.put(fresh)
         held += fresh
         handle = plane.freeze()
-        await plane.save(handle, keys_of(held), Path(root / f"life_{life}"), link=life != 1)
+        await plane.save(
+            handle, keys=keys_of(held), directory=Path(root / f"life_{life}"), link=life != 1
+        )
         handle.close()
         await plane.close()
     last = make()

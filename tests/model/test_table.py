@@ -101,7 +101,7 @@ def _perform(book: Ledger, event: Event) -> object:
         return book.reopen(G0, anchor_step=0, abrupt=True)
     if event in (Event.UNCLAIM, Event.APPLY, Event.DURABLE):
         return getattr(book, event.value)(G0)
-    return book.drop(G0, event, DropReason.STALE)
+    return book.drop(G0, event, reason=DropReason.STALE)
 
 
 def _result(book: Ledger, event: Event) -> Verdict:

@@ -98,7 +98,7 @@ def bring(book: Ledger, state: GroupState | None) -> None:
     if state is GroupState.OPEN:
         return
     if state is GroupState.DROPPED:
-        book.drop(G0, Event.GIVE_UP, DropReason.GAVE_UP)
+        book.drop(G0, Event.GIVE_UP, reason=DropReason.GAVE_UP)
         return
     seal_all(book)
     book.complete(G0)

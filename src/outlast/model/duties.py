@@ -25,7 +25,7 @@ class Duties:
         found = self._last_done.get(duty)
         return None if found is None else TrainerVersion(found)
 
-    def record(self, version: TrainerVersion, name: str, value: float) -> None:
+    def record(self, version: TrainerVersion, name: str, *, value: float) -> None:
         """Note a metric of `version`."""
         self._metrics.setdefault(str(version), {})[name] = value
 

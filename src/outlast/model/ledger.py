@@ -109,7 +109,7 @@ class Ledger:
             prompt=drawn.prompt,
             state=GroupState.OPEN,
             level=level,
-            siblings=tuple(self._reserve(drawn.id, i, version) for i in range(siblings)),
+            siblings=tuple(self._reserve(drawn.id, i, version=version) for i in range(siblings)),
             target_step=target,
             step=None,
             position=None,
@@ -235,7 +235,7 @@ class Ledger:
         """Restamp the group for another step."""
         return self._move(group_id, Event.PROMOTE, target_step=target)
 
-    def drop(self, group_id: GroupId, event: Event, reason: DropReason) -> Group:
+    def drop(self, group_id: GroupId, event: Event, *, reason: DropReason) -> Group:
         """Settle without training, by one of the events that end in DROPPED."""
         return self._settle(self._move(group_id, event, dropped=reason))
 
@@ -330,7 +330,7 @@ class Ledger:
             data_failures=sibling.data_failures + suspected,
         )
 
-    def _reserve(self, group: GroupId, index: int, version: TrainerVersion) -> Sibling:
+    def _reserve(self, group: GroupId, index: int, *, version: TrainerVersion) -> Sibling:
         slot = SiblingIndex(index)
         key = AttemptKey(group=group, sibling=slot, incarnation=self.incarnation, n=0)
         return Sibling(

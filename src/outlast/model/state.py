@@ -133,10 +133,10 @@ class RecoveryState:
         owed = self._budgets.next_owed()
         if owed is not None:  # it keeps the admission of the group it replaces
             self._budgets.pay(owed)
-            return self._admit_many(1, owed, acknowledged)
-        admitted = self._admit_many(count, self.sampler.target(self._counters), acknowledged)
+            return self._admit_many(1, target=owed, version=acknowledged)
+        target = self.sampler.target(self._counters)
         self._counters = self.sampler.admitted(self._counters, count)
-        return admitted
+        return self._admit_many(count, target=target, version=acknowledged)
 
     @property
     def drained(self) -> bool:
@@ -148,7 +148,7 @@ class RecoveryState:
         return len(self._reserve) + self._cursor.remaining
 
     def _admit_many(
-        self, count: int, target: Step | None, version: TrainerVersion
+        self, count: int, *, target: Step | None, version: TrainerVersion
     ) -> tuple[Group, ...]:
         drawn = [
             self._reserve.pop(0) if self._reserve else self._cursor.draw() for _ in range(count)
@@ -199,7 +199,7 @@ class RecoveryState:
         """
         target = self.ledger.groups[group].target_step
         replaced = target is not None and self.plan.replace_dropped
-        self._drop(group, Event.GIVE_UP, DropReason.GAVE_UP, credit=not replaced)
+        self._drop(group, Event.GIVE_UP, reason=DropReason.GAVE_UP, credit=not replaced)
         self._budgets.gave_up()
         if target is not None and replaced:
             self._budgets.owe(target)
@@ -226,7 +226,7 @@ class RecoveryState:
     def filter(self, group: GroupId) -> None:
         """Group work rejects the group; its admission is given back."""
         target = self.ledger.groups[group].target_step
-        self._drop(group, Event.FILTER, DropReason.FILTERED, credit=target is None)
+        self._drop(group, Event.FILTER, reason=DropReason.FILTERED, credit=target is None)
         if target is not None:
             self._budgets.owe(target)
 
@@ -238,9 +238,9 @@ class RecoveryState:
         evicted = self.sampler.evict(groups, self.version)
         aborted = self.sampler.abort(groups, self.version)
         for group in evicted:
-            self._drop(group, Event.EVICT, DropReason.STALE)
+            self._drop(group, Event.EVICT, reason=DropReason.STALE)
         for group in aborted:
-            self._drop(group, Event.ABORT, DropReason.STALE)
+            self._drop(group, Event.ABORT, reason=DropReason.STALE)
         return (*evicted, *aborted)
 
     def has_stale(self) -> bool:
@@ -253,12 +253,9 @@ class RecoveryState:
         full = self._budgets.full(step)
         if not self.drained:
             return full  # once drained, what is still owed can never be drawn
-        held = sum(
-            1
-            for group in self.ledger.groups.values()
-            if group.holds_permit and group.target_step in (None, step)
-        )
-        return min(full, held)
+        groups = self.ledger.groups.values()
+        held = [g for g in groups if g.holds_permit and g.target_step in (None, step)]
+        return min(full, len(held))
 
     def select(self, *, at_least: int, at_most: int) -> tuple[GroupId, ...]:
         """The sampler's choice among buffered groups; empty when it must wait."""
@@ -283,10 +280,7 @@ class RecoveryState:
     def apply(
         self, groups: Sequence[GroupId], *, chunks: Sequence[int], outcome: dict[str, float]
     ) -> StepRecord:
-        """The optimizer step over `groups` has happened: version, history and journal move at once.
-
-        `groups` are in training order.
-        """
+        """The step over `groups`, in training order, has happened: everything moves at once."""
         self.mutations += 1
         held = [self.ledger.groups[group] for group in groups]
         record = self.steps.finish(held, chunks=chunks, outcome=outcome)
@@ -300,7 +294,7 @@ class RecoveryState:
         return record
 
     def replay(self, outcome: dict[str, float]) -> StepRecord:
-        """The oldest step to replay was executed again; it is not counted as trained twice."""
+        """The oldest step to replay was executed again; it is not trained twice."""
         self.mutations += 1
         record = self.steps.replayed()
         for group in record.groups:
@@ -324,7 +318,7 @@ class RecoveryState:
         if not self.drained or open_work or not remainder or not too_small:
             return 0
         for group in remainder:
-            self._drop(group, Event.EXPIRE, DropReason.END_OF_DATA)
+            self._drop(group, Event.EXPIRE, reason=DropReason.END_OF_DATA)
         return len(remainder)
 
     # ------------------------------------------------------------------------------------ cut
@@ -375,28 +369,29 @@ class RecoveryState:
         self.mutations += 1
         self.duties.mark_done(duty, version)
         for name, value in metrics.items():
-            self.duties.record(version, f"{duty}:{name}", value)
+            self.duties.record(version, f"{duty}:{name}", value=value)
 
     def check(self) -> None:
         """S4 and S5 in O(groups); the simulator calls it on every event."""
         groups = self.ledger.groups
         self.ledger.permits.check(g.id for g in groups.values() if g.holds_permit)
         total = len(groups) + len(self._reserve) + self.ledger.settled.total
-        if total != self._cursor.state.drawn:
-            raise InvariantError(f"S4: {self._cursor.state.drawn} drawn, {total} accounted for")
+        drawn = self._cursor.state.drawn
+        if total != drawn:
+            raise InvariantError(f"S4: {drawn} drawn, {total} accounted for")
 
     # ------------------------------------------------------------------------------ internals
 
     def _cursor_at(self, drawn: int) -> DatasetCursor:
-        plan = self.plan
-        return DatasetCursor(self.order, dataset=plan.dataset, epochs=plan.epochs, drawn=drawn)
+        dataset, epochs = self.plan.dataset, self.plan.epochs
+        return DatasetCursor(self.order, dataset=dataset, epochs=epochs, drawn=drawn)
 
     def _drop(
-        self, group_id: GroupId, event: Event, reason: DropReason, *, credit: bool = True
+        self, group_id: GroupId, event: Event, *, reason: DropReason, credit: bool = True
     ) -> None:
         """`credit` is false when a replacement takes over the admission of the group."""
         self.mutations += 1
-        group = self.ledger.drop(group_id, event, reason)
+        group = self.ledger.drop(group_id, event, reason=reason)
         if credit:
             self._counters = self.sampler.credited(self._counters, 1)
         self._journal.append(Dropped(group=group.id, ref=group.prompt, reason=reason))

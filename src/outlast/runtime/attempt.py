@@ -92,18 +92,18 @@ class Attempts:
             await self._seal(key, rollout, since=flight.started)
             return None
         except DataFailure as error:
-            return self.failed(key, FailureKind.DATA, error)
+            return self.failed(key, FailureKind.DATA, error=error)
         except RolloutFailure as error:
             self._pass_on(key, flight.prefix)
-            return self.failed(key, FailureKind.INFRASTRUCTURE, error)
+            return self.failed(key, FailureKind.INFRASTRUCTURE, error=error)
         except TimeoutError:
             self._pass_on(key, flight.prefix)
             late = InfrastructureFailure(f"no answer in {self._settings.timeout_s:g} s")
-            return self.failed(key, FailureKind.INFRASTRUCTURE, late)
+            return self.failed(key, FailureKind.INFRASTRUCTURE, error=late)
         finally:
             board.inflight.pop(key, None)
 
-    def failed(self, key: AttemptKey, kind: FailureKind, error: RolloutFailure) -> FailureKind:
+    def failed(self, key: AttemptKey, kind: FailureKind, *, error: RolloutFailure) -> FailureKind:
         """Charge a failed attempt, unless it was superseded meanwhile."""
         verdict = self._board.state.fail(key, kind)
         cause = f"{type(error).__name__}: {error}"

@@ -162,7 +162,7 @@ class Board:
         self._stopped.set()
         self.changed.notify()
 
-    async def until(self, who: str, what: str, condition: Callable[[], bool]) -> bool:
+    async def until(self, who: str, what: str, *, condition: Callable[[], bool]) -> bool:
         """Wait for `condition` or for the end of the life; True when the condition holds.
 
         The condition is checked after every change, in the same synchronous section in which the

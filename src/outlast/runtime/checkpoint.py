@@ -73,7 +73,7 @@ class CheckpointPump:
     async def run(self) -> None:
         """Write what `step_finished` asks for until the life ends."""
         board = self._board
-        while await board.until("checkpoint", "a step boundary", lambda: self.pending):
+        while await board.until("checkpoint", "a step boundary", condition=lambda: self.pending):
             try:
                 await self.flush()
             except DiskFull as error:
@@ -99,7 +99,7 @@ class CheckpointPump:
             waits = due and not self._settings.replay
             return self._pending is None or (self._staged and not waits)
 
-        return await self._board.until("train", "the checkpoint writer", free)
+        return await self._board.until("train", "the checkpoint writer", condition=free)
 
     def step_finished(self, *, final: bool) -> None:
         """Called in the section that applied a step: take its cut if a checkpoint is due.
@@ -164,7 +164,9 @@ class CheckpointPump:
             board.world.perhaps("checkpoint.written")
             async with board.publishing:
                 keys = pending.cut.row_keys
-                rows = await self._plane.save(pending.handle, keys, tree.rows, link=False)
+                rows = await self._plane.save(
+                    pending.handle, keys=keys, directory=tree.rows, link=False
+                )
                 published = await self._store.commit(
                     tree, pending.cut, rows=rows, prefixes=pending.prefixes
                 )

@@ -206,7 +206,7 @@ class Controller:
             await pumps.weights.catch_up()
             await pumps.validation.finish()
         await self._last_words(pumps, finished=True)
-        return await self._ending(life, Ending.FINISHED, "target reached or data exhausted")
+        return await self._ending(life, Ending.FINISHED, reason="target reached or data exhausted")
 
     async def _insist(self, board: Board, workers: list[asyncio.Task[None]]) -> None:
         """After a stop request, leave workers behind that use up half of the grace (L3).
@@ -238,7 +238,7 @@ class Controller:
         except TimeoutError:
             message = "the grace ended before the last snapshot; the previous one stands"
             self._bus.emit(events.Warned(message=message))
-        return await self._ending(life, Ending.PREEMPTED, board.stopping or "")
+        return await self._ending(life, Ending.PREEMPTED, reason=board.stopping or "")
 
     async def _last_words(self, pumps: _Pumps, *, finished: bool) -> None:
         """Publish the last cut; first make the trainer's version durable, unless the run goes on
@@ -255,7 +255,7 @@ class Controller:
             await pumps.snapshots.attempt(final=True)
         self._world.perhaps("stop.saved")
 
-    async def _ending(self, life: Life, ending: Ending, reason: str) -> Outcome:
+    async def _ending(self, life: Life, ending: Ending, *, reason: str) -> Outcome:
         board = life.board
         last = life.store.last_published or life.restored_name
         await life.ended(ending.value)

@@ -68,7 +68,7 @@ class RolloutPump:
             for group in self._restored():
                 self._launch(tasks, group)
             while not board.training_done:
-                if not await board.until("rollout", self._wants(), self._has_work):
+                if not await board.until("rollout", self._wants(), condition=self._has_work):
                     break
                 self._drop_stale()
                 await self._plane.release(board.take_orphans())
@@ -169,7 +169,7 @@ class RolloutPump:
         except DataFailure as error:
             sibling = next(s for s in group.siblings if not s.sealed)
             self._attempts.failed(
-                self._attempts.dispatch(group.id, sibling.index), FailureKind.DATA, error
+                self._attempts.dispatch(group.id, sibling.index), FailureKind.DATA, error=error
             )
             return None
 
@@ -178,7 +178,7 @@ class RolloutPump:
         try:
             async with asyncio.TaskGroup() as siblings:
                 for index in unsealed:
-                    siblings.create_task(self._sibling(group.id, index, item))
+                    siblings.create_task(self._sibling(group.id, index, item=item))
         except* _StartOver:
             self._supersede_running(group.id)
 
@@ -196,7 +196,7 @@ class RolloutPump:
 
     # --------------------------------------------------------------------------- one sibling
 
-    async def _sibling(self, group_id: GroupId, index: SiblingIndex, item: PromptItem) -> None:
+    async def _sibling(self, group_id: GroupId, index: SiblingIndex, *, item: PromptItem) -> None:
         """Attempts of one sibling until it is sealed; raises _StartOver when the group must end."""
         board, state = self._board, self._board.state
         failures = 0

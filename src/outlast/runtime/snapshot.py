@@ -145,7 +145,9 @@ class SnapshotPump:
         board.world.perhaps("snapshot.cut")
         tree = await self._store.open_snapshot(taken.cut)
         try:
-            rows = await self._plane.save(taken.handle, taken.cut.row_keys, tree.rows, link=True)
+            rows = await self._plane.save(
+                taken.handle, keys=taken.cut.row_keys, directory=tree.rows, link=True
+            )
             saved_at = clock.monotonic()
             board.world.perhaps("snapshot.rows_saved")
             published = await self._store.commit(

@@ -85,7 +85,9 @@ class _Look:
             listing,
             mode=settings.restore_mode,
             fingerprint=settings.fingerprint,
-            inspect=Inspector(verify=self._verify, fingerprint=self._fingerprint),
+            inspect=Inspector(
+                verify=self._verify, fingerprint=self._fingerprint, histories=self._histories
+            ),
             fresh=settings.fresh,
             max_replay_steps=sys.maxsize,
         )
@@ -108,6 +110,9 @@ class _Look:
             return str(error)
         self._loaded[found.path] = loaded
         return None
+
+    def _histories(self, found: FoundCut) -> dict[int, str]:
+        return {int(r.step): r.history for r in self._loaded[found.path].cut.applied_steps}
 
     def _fingerprint(self, found: FoundCut) -> Fingerprint:
         data = self._loaded[found.path].fingerprint
@@ -212,7 +217,7 @@ class Life:
         self._store = RunStore(
             world,
             self._bus,
-            publisher,
+            publisher=publisher,
             retention=settings.retention,
             fingerprint=encode(settings.fingerprint),
             recipe=settings.recipe_text.encode(),

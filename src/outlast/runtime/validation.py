@@ -67,7 +67,7 @@ class ValidationPump:
 
     async def run(self) -> None:
         """Validate whenever it is due, until the life ends."""
-        while await self._board.until("validation", "its period", self._due):
+        while await self._board.until("validation", "its period", condition=self._due):
             await self.validate()
 
     async def finish(self) -> None:

@@ -28,7 +28,7 @@ class WeightsPump:
     async def run(self) -> None:
         """Keep the engine at the trainer's version until the life ends."""
         board = self._board
-        while await board.until("weights", "a new trainer version", self._behind):
+        while await board.until("weights", "a new trainer version", condition=self._behind):
             await self.push()
 
     async def catch_up(self) -> None:

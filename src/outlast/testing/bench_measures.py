@@ -172,7 +172,9 @@ async def _appended(place: Path, rows: list[Row]) -> MemoryPlane:
 
 async def _save(plane: MemoryPlane, directory: Path, rows: list[Row]) -> None:
     handle = plane.freeze()
-    await plane.save(handle, frozenset(row.key for row in rows), directory, link=True)
+    await plane.save(
+        handle, keys=frozenset(row.key for row in rows), directory=directory, link=True
+    )
     handle.close()
 
 

@@ -130,7 +130,7 @@ class MemoryPlane:
         self._handles.discard(handle)
 
     async def save(
-        self, handle: PlaneHandle, keys: frozenset[AttemptKey], directory: Path, *, link: bool
+        self, handle: PlaneHandle, *, keys: frozenset[AttemptKey], directory: Path, link: bool
     ) -> tuple[SavedFile, ...]:
         if not isinstance(handle, MemoryHandle) or handle not in self._handles:
             raise InvariantError(f"save into {directory} from a handle that is closed or foreign")
