@@ -9,7 +9,7 @@ May import: `durable.{ancestry,fingerprint,manifest}`, `model`, `errors`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -89,6 +89,8 @@ class Inspector:
     """Check every byte; say what is wrong, or None."""
     fingerprint: Callable[[FoundCut], Fingerprint]
     """Read the stored projection. Raises CorruptData."""
+    histories: Callable[[FoundCut], Mapping[int, str]] = lambda found: {}
+    """History at each step that a verified cut would replay, by trainer version."""
 
 
 def plan_restore(
@@ -232,9 +234,14 @@ class _Search:
         at, base = manifest.trainer_version, manifest.anchor
         if at == base.version:
             return self._base(base)
-        exact = self._tree(at, manifest.history)
-        if not isinstance(exact, str):
-            return _checkpoint_anchor(at, manifest.history), exact
+        histories = {**self.inspect.histories(cut), int(at): manifest.history}
+        exact = ""
+        for step, history in sorted(histories.items(), reverse=True):  # newest M, A < M <= V
+            version = TrainerVersion(step)
+            tree = self._tree(version, history) if base.version < version <= at else ""
+            if not isinstance(tree, str):
+                return _checkpoint_anchor(version, history), tree
+            exact = exact or tree
         steps = at - base.version
         if steps > self.max_replay_steps:
             return f"{exact}, and from {base} {steps} steps would have to be replayed (at most " + (
