@@ -244,9 +244,8 @@ class _Search:
             exact = exact or tree
         steps = at - base.version
         if steps > self.max_replay_steps:
-            return f"{exact}, and from {base} {steps} steps would have to be replayed (at most " + (
-                f"{self.max_replay_steps} are allowed)"
-            )
+            most = f"at most {self.max_replay_steps} are allowed"
+            return f"{exact}, and from {base} {steps} steps would have to be replayed ({most})"
         return self._base(base)
 
     def _base(self, anchor: Anchor) -> tuple[Anchor, FoundCut | None] | str:

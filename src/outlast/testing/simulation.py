@@ -42,12 +42,13 @@ from outlast.testing.ghosts import Ghosts
 from outlast.testing.law_terms import Bounds, LawBroken
 from outlast.testing.laws import Auditor
 from outlast.testing.life import RUN_DIR, Outside, SimLife
+from outlast.testing.readings import Readings
 from outlast.testing.scripts import EngineProfile, TrainerProfile
 from outlast.testing.shape import RunShape, SamplerFactory, settings_of
 from outlast.testing.world import Marks, StoreSpeed
 
 
-class Simulation:
+class Simulation(Readings):
     """A run directory, its outside, and the lives that come and go on it."""
 
     def __init__(
@@ -232,46 +233,6 @@ class Simulation:
             self._life = None
 
     # ------------------------------------------------------------------------------- reading
-
-    @property
-    def trained(self) -> dict[int, tuple[int, ...]]:
-        """Step -> ids of the groups it trained, along the surviving lineage."""
-        steps: dict[int, list[int]] = {}
-        for group, step in self.auditor.shadow.trained.items():
-            steps.setdefault(step, []).append(group)
-        return {step: tuple(sorted(steps[step])) for step in sorted(steps)}
-
-    @property
-    def dropped(self) -> dict[int, str]:
-        """Group id -> reason, along the surviving lineage."""
-        return dict(self.auditor.shadow.dropped)
-
-    @property
-    def sealed(self) -> dict[int, tuple[int, ...]]:
-        """Unsettled group id -> its sealed siblings."""
-        live = self.auditor.shadow.live
-        return {group: tuple(sorted(sealed)) for group, sealed in live.items()}
-
-    @property
-    def dispatched(self) -> list[str]:
-        """Attempt keys that the running (or last) life dispatched, in order."""
-        return [e.key for e in self.events if isinstance(e, events.AttemptDispatched)]
-
-    @property
-    def restored(self) -> list[events.Restored]:
-        """Restore reports of all lives."""
-        return list(self._restored)
-
-    @property
-    def weights(self) -> str:
-        """Digest of the trainer's weights on the surviving lineage: its whole training history."""
-        shadow = self.auditor.shadow
-        return shadow.weights[shadow.version]
-
-    @property
-    def trace(self) -> str:
-        """Digest of every event and every end so far, with its virtual time."""
-        return self._trace.hexdigest()
 
     def snapshots(self) -> list[SnapshotVerdict]:
         """Every cut on disk with its verdict, oldest first."""
