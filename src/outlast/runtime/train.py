@@ -73,6 +73,8 @@ class TrainPump:
             chunk = await self._next_chunk(current)
             if chunk is None:
                 return False
+            if not chunk:
+                break
             if not current.claimed:
                 await self._trainer.begin_step(step)
             groups = self._claim(current, chunk)
@@ -93,13 +95,16 @@ class TrainPump:
         )
 
     async def _next_chunk(self, current: _OpenStep) -> tuple[GroupId, ...] | None:
-        """Groups to claim next; None when the run stops or no step can be filled any more."""
+        """Groups to claim next: none when the step is full by now, None when the run stops or no
+        step can be filled any more."""
         board = self._board
         started = board.world.clock.monotonic()
         what = f"groups for step {current.step} ({len(current.claimed)} claimed)"
         while True:
             if board.stopping is not None:
                 return None
+            if self._full(current):
+                return ()  # a prompt was given up meanwhile: the step is smaller than it was
             if picked := self._select(current):
                 current.wait_s += board.world.clock.monotonic() - started
                 return picked
