@@ -111,6 +111,11 @@ REFUSED = {
         "rollout_checkpointing.snapshot_attempt_interval_s: 10.0: snapshots without trainer "
         "checkpoints have no anchor after step 1; required: checkpointing.enabled: true",
     ),
+    "an automatic interval without a rate of kills": (
+        ["rollout_checkpointing.snapshot_attempt_interval_s=auto"],
+        "rollout_checkpointing.snapshot_attempt_interval_s: auto: the optimum depends on how often "
+        "the run is killed; required: rollout_checkpointing.mtbf_s, such as 14400, or an interval",
+    ),
     "snapshots without bundled state": (
         ["checkpointing.save_data_plane=false"],
         "rollout_checkpointing.snapshot_attempt_interval_s: 10.0 and checkpointing."
@@ -282,3 +287,12 @@ def test_threads_are_counted_where_they_share_cores() -> None:
     assert check_recipe(recipe("generation.threads=64"), cores=None) == ()
     (line,) = check_recipe(recipe("generation.threads=8", "training.device=cuda"), cores=4)
     assert line.startswith("threads: generation 8 = 8 on 4 cores")
+
+
+def test_an_automatic_interval_starts_with_a_rate_of_kills() -> None:
+    given = recipe(
+        "rollout_checkpointing.snapshot_attempt_interval_s=auto",
+        "rollout_checkpointing.mtbf_s=14400",
+        "checkpointing.checkpoint_must_save_by='00:00:00:30'",
+    )
+    assert check_recipe(given, cores=2) == ()

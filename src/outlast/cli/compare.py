@@ -63,7 +63,8 @@ def _change(before: str, after: str) -> str:
 def _steps(steps: Sequence[int]) -> str:
     if not steps:
         return "none between them"
-    return f"{fmt.plural(len(steps), 'step')} between them: {steps[0]} to {steps[-1]}"
+    span = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
+    return f"{fmt.plural(len(steps), 'step')} between them: {span}"
 
 
 def _siblings(d: Difference) -> str:
