@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outlast.testing.chaos import Campaign, main, run_campaign
+from outlast.testing.chaos import main, run_campaign
 from outlast.testing.chaos_blows import Kind
 from outlast.testing.chaos_report import print_report, report_json
+from outlast.testing.chaos_verdict import Campaign
 from tests.e2e.program import SMALL
 
 KILLS = 13

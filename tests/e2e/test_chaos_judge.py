@@ -52,7 +52,7 @@ def _books() -> Books:
 
 def _found(before: Standing, after: Standing, *said: events.AnyEvent) -> list[str]:
     books = _books()
-    books.judge(before, _tape(*said), after)
+    books.judge(_tape(*said), before=before, after=after)
     return books.violations
 
 
@@ -70,7 +70,9 @@ def test_an_honest_life_passes_and_its_cost_is_counted(lives) -> None:
         key="g3.s1.i2.n0", tokens=10, reward=0.0, versions=(1, 1), seconds=0.1
     )
     books = _books()
-    loss = books.judge(before, _tape(_started(), _dispatched("g3.s1.i2.n0"), sealed), after)
+    loss = books.judge(
+        _tape(_started(), _dispatched("g3.s1.i2.n0"), sealed), before=before, after=after
+    )
     assert books.violations == []
     assert (loss.siblings_reused, loss.tokens_reused) == (3, 30)
     assert (loss.siblings_lost, loss.tokens_lost) == (1, 10)

@@ -11,8 +11,9 @@ from outlast.adapters.torch_model import resolve_model_directory
 from outlast.adapters.trainers.torch_core import TrainerCore
 from outlast.config.load import load_recipe
 from outlast.model.ids import TrainerVersion
-from outlast.testing.chaos import Campaign, run_campaign
+from outlast.testing.chaos import run_campaign
 from outlast.testing.chaos_blows import Kind
+from outlast.testing.chaos_verdict import Campaign
 from tests.e2e.program import SMALL, outlast
 
 STEPS = 40

@@ -50,6 +50,7 @@ from outlast.telemetry.events import AnyEvent, RunStarted
 from outlast.telemetry.sinks import DIRECTORY, JsonlSink, TensorBoardSink, telemetry_file
 from outlast.world import World, real_world
 
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 _TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "chat_template", "vocab")
 
 
@@ -78,13 +79,19 @@ def run_training(loaded: LoadedRecipe, launch: Launch, *, sinks: Sequence[Sink] 
 async def _driven(controller: Controller) -> Outcome:
     """Run with SIGTERM and SIGINT asking for a last snapshot; a second one ends at once."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPPING:
         loop.add_signal_handler(number, _on_signal, controller, number)
+    after = signal.SIG_DFL
     try:
-        return await controller.run()
+        outcome = await controller.run()
+        after = signal.SIG_IGN  # all is written and said: a signal must not turn the exit code
+        return outcome
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # no gap with the default action
+        for number in _STOPPING:
             loop.remove_signal_handler(number)
+            signal.signal(number, after)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
 
 
 def _on_signal(controller: Controller, number: signal.Signals) -> None:

@@ -36,9 +36,9 @@ Row = tuple[str, str, str, bool | None]
 
 def run_bench(sizes: Sizes, directory: Path, *, say: Say) -> dict[str, object]:
     """All figures as one JSON-ready document."""
-    cut = asyncio.run(measure_cut(directory / "cut", sizes, say))
-    append = asyncio.run(measure_append(directory / "append", sizes, say))
-    against_torch = asyncio.run(measure_torch(directory / "torch", sizes, say))
+    cut = asyncio.run(measure_cut(directory / "cut", sizes, say=say))
+    append = asyncio.run(measure_append(directory / "append", sizes, say=say))
+    against_torch = asyncio.run(measure_torch(directory / "torch", sizes, say=say))
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}",
         "cut": cut,
@@ -47,7 +47,7 @@ def run_bench(sizes: Sizes, directory: Path, *, say: Say) -> dict[str, object]:
     }
 
 
-def table_rows(cut: Figures, append: Figures, torch: dict[str, Figures]) -> list[Row]:
+def table_rows(cut: Figures, append: Figures, *, torch: dict[str, Figures]) -> list[Row]:
     """The figures beside the bars of DESIGN 16."""
     p99, share = cut["hold_p99_ms"], cut["second_share"]
     rows_per_s, of_disk = append["rows_per_s"], append["share_of_disk"]
@@ -146,7 +146,7 @@ def report(found: dict[str, object], console: Console | None = None) -> None:
     """Print the table of a finished bench."""
     cut, append, torch = found["cut"], found["append"], found["torch_save"]
     assert isinstance(cut, dict) and isinstance(append, dict) and isinstance(torch, dict)
-    print_table(table_rows(cut, append, torch), title=str(found["machine"]), console=console)
+    print_table(table_rows(cut, append, torch=torch), title=str(found["machine"]), console=console)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Sizes:
 # ------------------------------------------------------------------------------ cut and snapshot
 
 
-async def measure_cut(directory: Path, sizes: Sizes, say: Say) -> Figures:
+async def measure_cut(directory: Path, sizes: Sizes, *, say: Say) -> Figures:
     """Hold of the event loop by a cut, and two snapshots a second apart."""
     row_bytes = sizes.rows_bytes // (sizes.groups * SIBLINGS)
     scene = make_scene(directory / "run", groups=sizes.groups, row_bytes=row_bytes)
@@ -130,7 +130,7 @@ def _plane(directory: Path, incarnation: int = 1) -> MemoryPlane:
     )
 
 
-async def measure_append(directory: Path, sizes: Sizes, say: Say) -> Figures:
+async def measure_append(directory: Path, sizes: Sizes, *, say: Say) -> Figures:
     """Durable append of 64-row batches against one synced sequential write of as many bytes."""
     count = max(BATCH, sizes.append_bytes // FIELD_ROW_BYTES // BATCH * BATCH)
     rows = RowMaker(FIELD_ROW_BYTES).rows(count)
@@ -166,11 +166,11 @@ async def _appended(place: Path, rows: list[Row]) -> MemoryPlane:
     plane = _plane(place)
     for start in range(0, len(rows), BATCH):
         await plane.put(rows[start : start + BATCH])
-    await _save(plane, place / "rows", rows)
+    await _save(plane, place / "rows", rows=rows)
     return plane
 
 
-async def _save(plane: MemoryPlane, directory: Path, rows: list[Row]) -> None:
+async def _save(plane: MemoryPlane, directory: Path, *, rows: list[Row]) -> None:
     handle = plane.freeze()
     await plane.save(
         handle, keys=frozenset(row.key for row in rows), directory=directory, link=True
@@ -188,7 +188,7 @@ async def _load_seconds(place: Path, rows: list[Row]) -> float:
     return seconds
 
 
-async def measure_torch(directory: Path, sizes: Sizes, say: Say) -> dict[str, Figures]:
+async def measure_torch(directory: Path, sizes: Sizes, *, say: Say) -> dict[str, Figures]:
     """A snapshot after 64 new rows against torch.save of everything, both synced, in turns."""
     found: dict[str, Figures] = {}
     for count in sizes.torch_rows:
@@ -202,7 +202,7 @@ async def measure_torch(directory: Path, sizes: Sizes, say: Say) -> dict[str, Fi
             held = count + BATCH * (number + 1)
             began = time.perf_counter()
             await plane.put(rows[held - BATCH : held])
-            await _save(plane, place / f"rows_{number}", rows[:held])
+            await _save(plane, place / f"rows_{number}", rows=rows[:held])
             ours.append(time.perf_counter() - began)
             theirs.append(_torch_save(place / f"all_{number}.pt", rows[:held]))
         await plane.close()

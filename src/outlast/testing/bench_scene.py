@@ -150,11 +150,11 @@ def make_scene(run_dir: Path, *, groups: int, row_bytes: int) -> Scene:
 
     bus = Bus(world.clock, keep)
     plane = MemoryPlane(FILES, paths.segments, incarnation=number, offload=world.offload)
-    board = _board(world, bus, log, groups=groups)
+    board = _board(world, bus, log=log, groups=groups)
     store = RunStore(
         world,
         bus,
-        publisher,
+        publisher=publisher,
         retention=RetentionSettings(keep_latest_k=2),
         fingerprint=b"{}\n",
         recipe=b"",
@@ -165,7 +165,7 @@ def make_scene(run_dir: Path, *, groups: int, row_bytes: int) -> Scene:
     return Scene(board, plane, pump, RowMaker(row_bytes), published)
 
 
-def _board(world: World, bus: Bus, log: ConsumptionLog, *, groups: int) -> Board:
+def _board(world: World, bus: Bus, *, log: ConsumptionLog, groups: int) -> Board:
     capacity = groups + 4 * PROMPTS_PER_STEP
     plan = RunPlan(
         prompts_per_step=PROMPTS_PER_STEP,

@@ -16,14 +16,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from outlast.config.load import load_recipe
+from outlast.telemetry.events import AttemptDispatched
 from outlast.testing.chaos_blows import Kind, draw_blow
 from outlast.testing.chaos_judge import Books, Loss, look
 from outlast.testing.chaos_lives import PREEMPTED, Ended, Hung, Order, Pace, live
 from outlast.testing.chaos_report import print_report, report_json
+from outlast.testing.chaos_verdict import Campaign, Death, Verdict
 
 SMALL = (
     "algorithm.num_prompts_per_step=8",
@@ -44,59 +45,6 @@ REPLAYING = (
 """Every second lineage of the built-in demo: snapshots between trainer checkpoints, prefixes."""
 BARREN_MAX = 6
 """After so many lives without a new step, one is left alone until it has made two."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Campaign:
-    """What to do. Times in seconds."""
-
-    kills: int
-    seed: int = 0
-    recipe: str | None = None
-    overrides: tuple[str, ...] = ()
-    kinds: tuple[Kind, ...] = tuple(Kind)
-    lineages_max: int = 1_000
-    life_s: float | None = None
-    """Typical time from the first dispatch to the blow's latest moment; None: learnt."""
-    timeout_s: float = 3600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """One ended life, as the report counts it."""
-
-    lineage: int
-    life: int
-    ended: Ended
-    loss: Loss
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What a campaign found."""
-
-    campaign: Campaign
-    deaths: list[Death] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    restarts_s: list[float] = field(default_factory=list)
-    """Lock to first dispatch of every life that restored something."""
-    lives: int = 0
-    finished: int = 0
-    skipped: int = 0
-    repeated: int = 0
-    trained: int = 0
-    siblings_reused: int = 0
-    tokens_reused: int = 0
-    seconds: float = 0.0
-
-    @property
-    def broken(self) -> bool:
-        """A lineage did not reach its end; more of the same would tell nothing new."""
-        return bool(self.violations)
-
-    @property
-    def ok(self) -> bool:
-        return not self.violations and len(self.deaths) >= self.campaign.kills
 
 
 def run_campaign(
@@ -183,15 +131,15 @@ class _Lineage:
         if self._barren >= BARREN_MAX:  # let it get somewhere before the next blow falls
             pace = Pace(life_s=4 * pace.life_s, fixed=True, start_s=pace.start_s)
             blow = draw_blow(random.Random(f"{self._number}.{life}"), (Kind.TERM,))
-        ended = live(life, blow if wanted else None, order, pace)
+        ended = live(life, blow if wanted else None, order=order, pace=pace)
         after = look(self._run)
-        loss = self._books.judge(before, ended.tape, after)
-        self._note(life, ended, loss)
+        loss = self._books.judge(ended.tape, before=before, after=after)
+        self._note(life, ended, loss=loss)
         self._barren = 0 if after.version > before.version else self._barren + 1
         self._pace.learn(ended.tape, first_dispatch_s=ended.first_dispatch_s)
         return ended
 
-    def _note(self, life: int, ended: Ended, loss: Loss) -> None:
+    def _note(self, life: int, ended: Ended, *, loss: Loss) -> None:
         verdict = self._verdict
         where = f"lineage {self._number}, life {life}"
         verdict.lives += 1
@@ -200,6 +148,11 @@ class _Lineage:
             self._books.violations.append(
                 f"life {life}: P7: {loss.siblings_lost} sealed siblings are not in the last cut"
             )
+        verdict.prefix_tokens_reused += sum(
+            taped.event.prefix_tokens
+            for taped in ended.tape
+            if isinstance(taped.event, AttemptDispatched)
+        )
         if ended.restart_s is not None:
             verdict.restarts_s.append(ended.restart_s)
         if not ended.finished:

@@ -101,11 +101,11 @@ class Books:
     """Highest sequence that a life said was published."""
     life: int = 0
 
-    def judge(self, before: Standing, tape: Sequence[Taped], after: Standing) -> Loss:
+    def judge(self, tape: Sequence[Taped], *, before: Standing, after: Standing) -> Loss:
         """Take in one life: what it started from, what it said, what it left."""
         self.life += 1
         said = [taped.event for taped in tape]
-        self._restored(before, said, after)
+        self._restored(said, before=before, after=after)
         self._dispatched(before, said)
         self._stepped(before, said)
         self._published(said, after)
@@ -114,7 +114,9 @@ class Books:
     def _violation(self, text: str) -> None:
         self.violations.append(f"life {self.life}: {text}")
 
-    def _restored(self, before: Standing, said: Sequence[events.AnyEvent], after: Standing) -> None:
+    def _restored(
+        self, said: Sequence[events.AnyEvent], *, before: Standing, after: Standing
+    ) -> None:
         """The newest valid cut, and all of it; an adopted life says the same on disk."""
         expected = before.sequence or None
         if after.incarnation > before.incarnation and after.restored_from != expected:
@@ -212,7 +214,7 @@ def _loss(said: Sequence[events.AnyEvent], after: Standing) -> Loss:
         for group in (after.cut.groups if after.cut else ())
         for receipt in group.receipts()
     }
-    lost = list(_lost(said, after, kept))
+    lost = list(_lost(said, after, kept=kept))
     return Loss(
         siblings_reused=len(kept),
         tokens_reused=sum(tokens[key] for key in kept.values()),
@@ -221,7 +223,9 @@ def _loss(said: Sequence[events.AnyEvent], after: Standing) -> Loss:
     )
 
 
-def _lost(said: Sequence[events.AnyEvent], after: Standing, kept: dict[Slot, str]) -> Iterator[int]:
+def _lost(
+    said: Sequence[events.AnyEvent], after: Standing, *, kept: dict[Slot, str]
+) -> Iterator[int]:
     """Tokens of each sibling that was sealed, is not kept, and whose prompt is not settled."""
     dropped = {event.group for event in said if isinstance(event, events.GroupDropped)}
     for event in said:

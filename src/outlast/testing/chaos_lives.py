@@ -86,7 +86,7 @@ class Ended:
         return self.returncode == 0
 
 
-def live(number: int, blow: Blow | None, order: Order, pace: Pace) -> Ended:
+def live(number: int, blow: Blow | None, *, order: Order, pace: Pace) -> Ended:
     """Run one life to its end. Raises Hung when it neither works nor dies."""
     environment = {"OMP_NUM_THREADS": "1", VARIABLE: (blow and blow.failpoint) or ""}
     with Child(
@@ -95,14 +95,14 @@ def live(number: int, blow: Blow | None, order: Order, pace: Pace) -> Ended:
         log=order.directory / f"life_{number:03d}.log",
         environment=environment,
     ) as child:
-        waited = _strike(child, blow, order, pace) if blow else None
+        waited = _strike(child, blow, order=order, pace=pace) if blow else None
         if blow is None and not child.wait(order.deadline - time.monotonic()):
             raise Hung(f"life {number} did not finish in time\n{child.last_words()}")
         child.read()
-        return _ended(child, blow, order, waited)
+        return _ended(child, blow, order=order, waited=waited)
 
 
-def _strike(child: Child, blow: Blow, order: Order, pace: Pace) -> float | None:
+def _strike(child: Child, blow: Blow, *, order: Order, pace: Pace) -> float | None:
     """Deal the blow; the child is dead or about to finish afterwards. Seconds from TERM to end."""
     if blow.kind is Kind.EARLY:
         child.wait(blow.at * pace.start_s)
@@ -152,7 +152,7 @@ def _terminate(child: Child, order: Order) -> float:
     return time.monotonic() - began
 
 
-def _ended(child: Child, blow: Blow | None, order: Order, waited: float | None) -> Ended:
+def _ended(child: Child, blow: Blow | None, *, order: Order, waited: float | None) -> Ended:
     code = child.returncode
     assert code is not None
     tape = tuple(child.events)
@@ -160,7 +160,7 @@ def _ended(child: Child, blow: Blow | None, order: Order, waited: float | None) 
     state = kinds[-1] if kinds else "before adoption"
     if code == -signal.SIGKILL and blow is not None and blow.kind is Kind.FAILPOINT:
         state = f"at {blow.place}"
-    complaints = list(_complaints(code, blow, tape))
+    complaints = list(_complaints(code, blow, tape=tape))
     if waited is not None and waited > order.grace_s + 1.0:
         complaints.append(f"L3: {waited:.1f} s from SIGTERM to the end, grace {order.grace_s:g} s")
     if complaints:
@@ -176,7 +176,7 @@ def _ended(child: Child, blow: Blow | None, order: Order, waited: float | None) 
     )
 
 
-def _complaints(code: int, blow: Blow | None, tape: Sequence[Taped]) -> list[str]:
+def _complaints(code: int, blow: Blow | None, *, tape: Sequence[Taped]) -> list[str]:
     """Whether the exit code is one that the blow allows, and an orderly end has its last word."""
     allowed = {0}
     if blow is not None:

@@ -1,6 +1,6 @@
 """The report of a chaos campaign: two tables for people, one document for machines.
 
-May import: rich.
+May import: the verdict, rich.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from outlast.testing.chaos import Death, Verdict
+from outlast.testing.chaos_verdict import Death, Verdict
 
 
 def print_report(verdict: Verdict, console: Console | None = None) -> None:
     """Tables by kind and by state, then the sums and every violation."""
     out = console or Console()
-    out.print(_table("kills by kind", verdict.deaths, _kind))
-    out.print(_table("kills by the last thing that happened", verdict.deaths, _state))
+    out.print(_table("kills by kind", verdict.deaths, by=_kind))
+    out.print(_table("kills by the last thing that happened", verdict.deaths, by=_state))
     out.print(_summary(verdict))
     for text in verdict.violations:
         out.print(f"[red]violation[/red]: {text}", highlight=False)
@@ -45,6 +43,7 @@ def report_json(verdict: Verdict) -> str:
             "trained": verdict.trained,
             "siblings_reused": verdict.siblings_reused,
             "tokens_reused": verdict.tokens_reused,
+            "prefix_tokens_reused": verdict.prefix_tokens_reused,
             "siblings_lost": sum(d.loss.siblings_lost for d in verdict.deaths),
             "tokens_lost": sum(d.loss.tokens_lost for d in verdict.deaths),
             "restart_s": _quantiles(verdict.restarts_s),
@@ -79,7 +78,7 @@ def _state(death: Death) -> str:
     return death.ended.state
 
 
-def _table(title: str, deaths: Sequence[Death], by: Callable[[Death], str]) -> Table:
+def _table(title: str, deaths: Sequence[Death], *, by: Callable[[Death], str]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("kind" if by is _kind else "state", no_wrap=True)
     for name in ("kills", "siblings kept", "lost", "tokens kept", "lost", "s to first dispatch"):
@@ -117,7 +116,9 @@ def _summary(verdict: Verdict) -> str:
         f"{len(verdict.deaths)} kills in {verdict.lives} lives of {verdict.finished} runs, "
         f"{verdict.seconds:.0f} s, seed {verdict.campaign.seed}: "
         f"{verdict.trained:,} groups trained, {verdict.skipped} skipped, "
-        f"{verdict.repeated} repeated, {len(verdict.violations)} violations. "
+        f"{verdict.repeated} repeated, {len(verdict.violations)} violations. Reused: "
+        f"{verdict.siblings_reused:,} siblings with {verdict.tokens_reused:,} tokens, and "
+        f"{verdict.prefix_tokens_reused:,} tokens of unfinished ones. "
         f"Lock to first dispatch after a restart: {shown}"
     )
 
