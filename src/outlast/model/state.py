@@ -36,6 +36,7 @@ from outlast.model.journal import Applied, Dropped, Journal, Replayed
 from outlast.model.ledger import Ledger, Verdict
 from outlast.model.permits import Permits
 from outlast.model.plan import RunPlan
+from outlast.model.promotion import later_groups
 from outlast.model.sampler_base import Sampler, check_restored, check_selection
 from outlast.model.steps import StepBook
 from outlast.model.table import Event
@@ -109,8 +110,6 @@ class RecoveryState:
     def history(self) -> str:
         return self.steps.history
 
-    # -------------------------------------------------------------------------------- drawing
-
     def admissible(self, acknowledged: TrainerVersion) -> int:
         """Groups that `admit` would admit now; 0 while gate, permits or data say no."""
         permits = self.ledger.permits
@@ -164,8 +163,6 @@ class RecoveryState:
             for prompt in drawn
         )
 
-    # ------------------------------------------------------------------------------- siblings
-
     def dispatch(
         self, group: GroupId, sibling: SiblingIndex, *, version: TrainerVersion
     ) -> AttemptKey:
@@ -206,8 +203,6 @@ class RecoveryState:
         elif target is not None:
             self._budgets.shrink(target)
 
-    # ----------------------------------------------------------------------------- group work
-
     def complete(self, group: GroupId) -> Group:
         """All siblings are sealed."""
         self.mutations += 1
@@ -230,13 +225,10 @@ class RecoveryState:
         if target is not None:
             self._budgets.owe(target)
 
-    # ---------------------------------------------------------------------------------- steps
-
     def evict_stale(self) -> tuple[GroupId, ...]:
         """Drop what the sampler can no longer select: buffered groups, and those in flight."""
-        groups = self.ledger.groups
-        evicted = self.sampler.evict(groups, self.version)
-        aborted = self.sampler.abort(groups, self.version)
+        groups, version = self.ledger.groups, self.version
+        evicted, aborted = self.sampler.evict(groups, version), self.sampler.abort(groups, version)
         for group in evicted:
             self._drop(group, Event.EVICT, reason=DropReason.STALE)
         for group in aborted:
@@ -256,6 +248,15 @@ class RecoveryState:
         groups = self.ledger.groups.values()
         held = [g for g in groups if g.holds_permit and g.target_step in (None, step)]
         return min(full, len(held))
+
+    def close_ranks(self, step: Step) -> None:
+        """Once nothing is left to draw, fill `step` with groups stamped for later ones: what is
+        still owed never comes, so those steps could not begin."""
+        missing = self._budgets.full(step) - self.wanted(step)
+        if missing > 0 and self.drained and self.sampler.stamps:
+            for group in later_groups(self.ledger.groups, step)[:missing]:
+                self.mutations += 1
+                self.ledger.promote(group, step)
 
     def select(self, *, at_least: int, at_most: int) -> tuple[GroupId, ...]:
         """The sampler's choice among buffered groups; empty when it must wait."""

@@ -15,7 +15,7 @@ from outlast.model.groups import Group, StepRecord
 from outlast.ports import Trainer
 from outlast.runtime.board import Board
 from outlast.runtime.checkpoint import CheckpointPump
-from outlast.runtime.train import train_groups
+from outlast.runtime.train import finite, train_groups
 from outlast.telemetry import events
 
 TOLERANCE = 1e-3
@@ -57,7 +57,7 @@ async def _execute(board: Board, record: StepRecord, *, trainer: Trainer) -> dic
     for chunk in _chunks(groups, record.chunks):
         await trainer.accumulate(train_groups(chunk))
     outcome = await trainer.finish_step()
-    return dict(outcome.metrics)
+    return finite(outcome.metrics, bus=board.bus)
 
 
 def _chunks(groups: list[Group], sizes: tuple[int, ...]) -> Iterator[list[Group]]:

@@ -13,23 +13,20 @@ from pathlib import Path
 from outlast.durable import lineage, lock, names
 from outlast.durable.anchors import write_bootstrap
 from outlast.durable.consumption import ConsumptionLog
-from outlast.durable.cutcodec import LoadedCut, load_cut
+from outlast.durable.cutcodec import LoadedCut
 from outlast.durable.files import make_directories
-from outlast.durable.fingerprint import Fingerprint, read_fingerprint
+from outlast.durable.inspection import CutReader
 from outlast.durable.listing import read_run
 from outlast.durable.manifest import (
     FORMAT,
     BootstrapRecord,
-    FoundCut,
     RunListing,
-    TreeKind,
     encode,
 )
 from outlast.durable.publish import replace_file
-from outlast.durable.restore import Inspector, Plan, Resume, plan_restore
+from outlast.durable.restore import Plan, Resume, plan_restore
 from outlast.durable.snapshots import Publisher
-from outlast.durable.verify import verify_payload
-from outlast.errors import CorruptData, InvariantError
+from outlast.errors import InvariantError
 from outlast.model.cut import GENESIS, Anchor, AnchorKind
 from outlast.model.groups import AttemptState
 from outlast.model.ids import Incarnation, TrainerVersion
@@ -54,69 +51,35 @@ async def begin(*, world: World, bus: Bus, place: StorePlace, settings: RunSetti
     """
     began = world.clock.monotonic()
     files, run_dir = place.files, place.run_dir
-    look = _Look(place)
+    reader = CutReader(files, run_dir)
     before = await world.offload(read_run, files, run_dir, verify="names")
     if before.run is None:  # not a run yet: refuse a stranger's directory before touching it
-        look.plan(before, settings)
+        _plan(before, settings, reader=reader)
     await world.offload(make_directories, files, run_dir)
     held = await world.offload(
         lock.acquire, files, run_dir, world=world, take_over=settings.take_over
     )
     try:
         listing = await world.offload(read_run, files, run_dir, verify="manifest")
-        plan = await world.offload(look.plan, listing, settings)
+        plan = await world.offload(_plan, listing, settings, reader=reader)
     except BaseException:
         held.release()
         raise
     life = Life(world=world, bus=bus, place=place, settings=settings, held=held)
-    life.found(listing, plan, loaded=look.loaded_for(plan), began=began)
+    loaded = reader.loaded(plan.cut) if isinstance(plan, Resume) else None
+    life.found(listing, plan, loaded=loaded, began=began)
     return life
 
 
-class _Look:
-    """The planner's eyes: verifies candidates and keeps what it decoded on the way."""
-
-    def __init__(self, place: StorePlace) -> None:
-        self._place = place
-        self._loaded: dict[object, LoadedCut] = {}
-
-    def plan(self, listing: RunListing, settings: RunSettings) -> Plan:
-        return plan_restore(
-            listing,
-            mode=settings.restore_mode,
-            fingerprint=settings.fingerprint,
-            inspect=Inspector(
-                verify=self._verify, fingerprint=self._fingerprint, histories=self._histories
-            ),
-            fresh=settings.fresh,
-            max_replay_steps=sys.maxsize,
-        )
-
-    def loaded_for(self, plan: Plan) -> LoadedCut | None:
-        return self._loaded[plan.cut.path] if isinstance(plan, Resume) else None
-
-    def _verify(self, found: FoundCut) -> str | None:
-        files, run_dir = self._place.files, self._place.run_dir
-        try:
-            loaded = load_cut(files, run_dir, found=found)
-            if found.kind is TreeKind.TRAINER_CHECKPOINT:
-                verify_payload(
-                    files,
-                    run_dir / found.path,
-                    manifest=loaded.manifest,
-                    skip=(f"{names.ROLLOUT_STATE}/",),
-                )
-        except CorruptData as error:
-            return str(error)
-        self._loaded[found.path] = loaded
-        return None
-
-    def _histories(self, found: FoundCut) -> dict[int, str]:
-        return {int(r.step): r.history for r in self._loaded[found.path].cut.applied_steps}
-
-    def _fingerprint(self, found: FoundCut) -> Fingerprint:
-        data = self._loaded[found.path].fingerprint
-        return read_fingerprint(data, where=str(found.path))
+def _plan(listing: RunListing, settings: RunSettings, *, reader: CutReader) -> Plan:
+    return plan_restore(
+        listing,
+        mode=settings.restore_mode,
+        fingerprint=settings.fingerprint,
+        inspect=reader.inspector,
+        fresh=settings.fresh,
+        max_replay_steps=sys.maxsize,
+    )
 
 
 class Life:

@@ -12,7 +12,8 @@ May import: `model`, `ports`, `runtime.board`, `runtime.checkpoint`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+import math
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outlast.model.groups import Group
@@ -21,6 +22,7 @@ from outlast.ports import StepOutcome, Trainer, TrainGroup
 from outlast.runtime.board import Board
 from outlast.runtime.checkpoint import CheckpointPump
 from outlast.telemetry import events
+from outlast.telemetry.bus import Bus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class TrainPump:
         while True:
             if board.stopping is not None:
                 return None
+            board.state.close_ranks(current.step)
             if self._full(current):
                 return ()  # a prompt was given up meanwhile: the step is smaller than it was
             if picked := self._select(current):
@@ -168,7 +171,8 @@ class TrainPump:
         board, state = self._board, self._board.state
         version = state.version
         lags = tuple(version - state.ledger.groups[group].version for group in current.claimed)
-        record = state.apply(current.claimed, chunks=current.chunks, outcome=dict(outcome.metrics))
+        metrics = finite(outcome.metrics, bus=board.bus)
+        record = state.apply(current.claimed, chunks=current.chunks, outcome=metrics)
         self._checkpoints.step_finished(final=state.version >= self._settings.max_steps)
         board.bus.emit(
             events.StepFinished(
@@ -183,6 +187,14 @@ class TrainPump:
         )
         board.world.perhaps("train.applied")
         board.changed.notify()
+
+
+def finite(metrics: Mapping[str, float], *, bus: Bus) -> dict[str, float]:
+    """The metrics that a record can hold; JSON has no NaN, and a metric must not stop a run."""
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            bus.emit(events.Warned(message=f"metric {name} is {value} and is not recorded"))
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def train_groups(groups: Sequence[Group]) -> tuple[TrainGroup, ...]:
