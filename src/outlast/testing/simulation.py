@@ -269,7 +269,7 @@ class Simulation(Readings):
             whole_groups=shape.level == "prompt_group",
             max_lag=settings.sampler().max_lag,
             interval_s=shape.interval_s,
-            save_slack_s=1.0 + 40 * store.typical_s + 6 * store.slow_s * (store.slow_share > 0),
+            save_slack_s=2.0 + 40 * store.typical_s + 6 * store.slow_s * (store.slow_share > 0),
             keep=shape.keep_latest_k,
             checkpoints_only=shape.restore_mode == "trainer_checkpoint",
             replay=shape.anchor_policy == "replay",
