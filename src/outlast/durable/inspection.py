@@ -28,7 +28,9 @@ class CutReader:
     @property
     def inspector(self) -> Inspector:
         """For `plan_restore`."""
-        return Inspector(verify=self._verify, fingerprint=self._fingerprint)
+        return Inspector(
+            verify=self._verify, fingerprint=self._fingerprint, histories=self._histories
+        )
 
     def loaded(self, found: FoundCut) -> LoadedCut:
         """A cut that the planner has accepted."""
@@ -47,6 +49,10 @@ class CutReader:
             return str(error)
         self._loaded[found.path] = loaded
         return None
+
+    def _histories(self, found: FoundCut) -> dict[int, str]:
+        records = self._loaded[found.path].cut.applied_steps
+        return {int(record.step): record.history for record in records}
 
     def _fingerprint(self, found: FoundCut) -> Fingerprint:
         return read_fingerprint(self._loaded[found.path].fingerprint, where=str(found.path))

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import msgspec
 
 from outlast.durable.files import remove_tree
+from outlast.durable.inspection import CutReader
 from outlast.durable.listing import read_run
 from outlast.errors import DiskError
 from outlast.model.ids import GroupId, Incarnation, TrainerVersion
@@ -21,7 +22,7 @@ from outlast.runtime.board import Board
 from outlast.runtime.checkpoint import CheckpointPump
 from outlast.runtime.rollout import RolloutPump
 from outlast.runtime.snapshot import SnapshotPump
-from outlast.runtime.startup import Life, _Look
+from outlast.runtime.startup import Life
 from outlast.runtime.train import TrainPump
 from outlast.runtime.weights import WeightsPump
 from outlast.testing.fake_engine import FakeEngine
@@ -86,15 +87,15 @@ def admission_on_trainer_version() -> Iterator[None]:
 @contextmanager
 def io_error_taken_for_corruption() -> Iterator[None]:
     """A read error at the start condemns the cut, and an older one is used."""
-    real = _Look._verify
+    real = CutReader._verify
 
-    def verify(self: _Look, found: Any) -> str | None:
+    def verify(self: CutReader, found: Any) -> str | None:
         try:
             return real(self, found)
         except DiskError as error:
             return str(error)
 
-    with patch.object(_Look, "_verify", verify):
+    with patch.object(CutReader, "_verify", verify):
         yield
 
 
