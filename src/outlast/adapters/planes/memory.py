@@ -25,15 +25,18 @@ from outlast.world import Offload
 
 
 class MemoryHandle:
-    """The inventory at one instant. Holding the rows themselves is what pins them in memory."""
+    """The inventory at one instant, made without copying it.
 
-    def __init__(self, plane: MemoryPlane, held: Mapping[AttemptKey, Held]) -> None:
+    Rows acknowledged later carry a later tick; rows released since are kept aside by the plane.
+    """
+
+    def __init__(self, plane: MemoryPlane, *, tick: int) -> None:
         self._plane = plane
-        self.held = held
+        self.tick = tick
 
     @cached_property
     def keys(self) -> frozenset[AttemptKey]:
-        return frozenset(self.held)
+        return self._plane.keys_at(self.tick)
 
     def close(self) -> None:
         self._plane.unpin(self)
@@ -54,6 +57,11 @@ class MemoryPlane:
         self._store = SegmentStore(files, segments_dir, incarnation=incarnation)
         self._offload = offload
         self._held: dict[AttemptKey, Held] = {}
+        self._kept: dict[AttemptKey, Held] = {}
+        """Released while a handle was open; it may still save them."""
+        self._ticks: dict[AttemptKey, int] = {}
+        """When each held or kept row was acknowledged."""
+        self._tick = 0
         self._arriving: set[AttemptKey] = set()
         self._handles: set[MemoryHandle] = set()
         self._released: list[AttemptKey] = []
@@ -67,13 +75,18 @@ class MemoryPlane:
         try:
             held = await self._offload(_prepare, rows)
             await self._offload(self._store.append, held)
-            self._held.update(zip(keys, held, strict=True))
+            self._acknowledge(dict(zip(keys, held, strict=True)))
             acknowledged = True
         finally:
             self._arriving.difference_update(keys)
             if not acknowledged:  # the append may still happen in its thread; forget it later
                 self._released += keys
         return tuple(item.digest for item in held)
+
+    def _acknowledge(self, rows: Mapping[AttemptKey, Held]) -> None:
+        self._tick += 1
+        self._held.update(rows)
+        self._ticks.update(dict.fromkeys(rows, self._tick))
 
     def _expect_new(self, keys: Sequence[AttemptKey]) -> None:
         seen: set[AttemptKey] = set()
@@ -97,7 +110,15 @@ class MemoryPlane:
         return tuple(self._store.read(key) if row is None else row for key, row in held)
 
     async def release(self, keys: Sequence[AttemptKey], /) -> None:
-        self._released += [key for key in keys if self._held.pop(key, None) is not None]
+        for key in keys:
+            held = self._held.pop(key, None)
+            if held is None:
+                continue
+            self._released.append(key)
+            if self._handles:
+                self._kept[key] = held
+            else:
+                del self._ticks[key]
         await self._flush_released()
 
     async def _flush_released(self) -> None:
@@ -121,34 +142,43 @@ class MemoryPlane:
         return freed
 
     def freeze(self) -> PlaneHandle:
-        handle = MemoryHandle(self, dict(self._held))
+        """O(1): nothing is copied, and what is released from now on is kept until `close`."""
+        handle = MemoryHandle(self, tick=self._tick)
         self._handles.add(handle)
         return handle
+
+    def keys_at(self, tick: int) -> frozenset[AttemptKey]:
+        """Keys of the rows that were acknowledged by then, for a handle that is open."""
+        return frozenset(key for key, born in self._ticks.items() if born <= tick)
 
     def unpin(self, handle: MemoryHandle) -> None:
         """Called by a handle that closes; what it pinned is released with the next call."""
         self._handles.discard(handle)
+        if not self._handles:
+            for key in self._kept:
+                del self._ticks[key]
+            self._kept.clear()
+
+    def _frozen(self, keys: frozenset[AttemptKey], *, tick: int) -> dict[AttemptKey, Held]:
+        """The rows of `keys` as they were at `tick`."""
+        absent = [key for key in keys if self._ticks.get(key, tick + 1) > tick]
+        if absent:
+            raise InvariantError(
+                f"S6: the cut names {len(absent)} rows that the frozen inventory lacks, "
+                f"first {min(absent)}"
+            )
+        return {key: self._held.get(key) or self._kept[key] for key in keys}
 
     async def save(
         self, handle: PlaneHandle, *, keys: frozenset[AttemptKey], directory: Path, link: bool
     ) -> tuple[SavedFile, ...]:
         if not isinstance(handle, MemoryHandle) or handle not in self._handles:
             raise InvariantError(f"save into {directory} from a handle that is closed or foreign")
-        absent = keys - handle.keys
-        if absent:
-            raise InvariantError(
-                f"S6: the cut names {len(absent)} rows that the frozen inventory lacks, "
-                f"first {min(absent)}"
-            )
-        wanted = {key: handle.held[key] for key in keys}
+        wanted = self._frozen(keys, tick=handle.tick)
         return await self._offload(self._save, wanted, PurePosixPath(directory), link=link)
 
     def _save(
-        self,
-        wanted: Mapping[AttemptKey, Held],
-        directory: PurePosixPath,
-        *,
-        link: bool,
+        self, wanted: Mapping[AttemptKey, Held], directory: PurePosixPath, *, link: bool
     ) -> tuple[SavedFile, ...]:
         make_directory(self._files, directory)
         entries = self._store.save(wanted, directory, link=link)
@@ -157,7 +187,7 @@ class MemoryPlane:
     async def load(self, directory: Path, keys: frozenset[AttemptKey], /) -> None:
         if self._held or self._arriving:
             raise InvariantError(f"load of {directory} into a plane that holds rows already")
-        self._held = await self._offload(self._store.load, PurePosixPath(directory), keys)
+        self._acknowledge(await self._offload(self._store.load, PurePosixPath(directory), keys))
 
     async def adopt(self) -> None:
         """Rebuild ``segments/`` now rather than at the first put. Only after adoption (A6)."""
