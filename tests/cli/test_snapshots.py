@@ -154,9 +154,9 @@ def test_verify_reads_every_byte(run_dir: Path, outlast) -> None:
 
 
 def test_show_of_a_corrupt_cut_is_refused(run_dir: Path, outlast) -> None:
-    flip(run_dir / "snapshots" / "snapshot_000007" / "state.json")
+    flip(run_dir / "snapshots" / "snapshot_000007" / "state.json.zst")
     done = outlast("snapshots", run_dir, "show", "7")
-    assert done.exit_code == 65 and "state.json" in done.stderr
+    assert done.exit_code == 65 and "state.json.zst" in done.stderr
 
 
 def test_a_run_without_cuts(tmp_path: Path, outlast) -> None:

@@ -86,7 +86,7 @@ def test_a_life_whose_cuts_are_damaged_is_void(tmp_path: Path) -> None:
     second = Life(tmp_path)
     second.step()
     second.snapshot()
-    (tmp_path / "snapshots" / "snapshot_000002" / "state.json").write_bytes(b"rot")
+    (tmp_path / "snapshots" / "snapshot_000002" / "state.json.zst").write_bytes(b"rot")
     third = Life(tmp_path)  # falls back to the cut of the first life
     third.step()
     third.snapshot()
@@ -194,7 +194,7 @@ def test_bytes_beyond_the_cut_are_void(run: Path) -> None:
 
 
 def test_a_flipped_byte_makes_the_audit_judge_the_cut_before(run: Path) -> None:
-    path = run / "snapshots" / "snapshot_000007" / "state.json"
+    path = run / "snapshots" / "snapshot_000007" / "state.json.zst"
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
@@ -208,7 +208,7 @@ def test_a_cut_that_is_retained_while_it_is_read_is_not_damage(run: Path) -> Non
         """A live run removes the newest snapshot just after it was listed."""
 
         def read(self, path: PurePosixPath, /) -> bytes:
-            if path.parent.name == "snapshot_000007" and path.name == "state.json":
+            if path.parent.name == "snapshot_000007" and path.name == "state.json.zst":
                 shutil.rmtree(path.parent)
             return super().read(path)
 
@@ -222,7 +222,7 @@ def test_a_quick_look_verifies_the_state_alone(run: Path, name: str) -> None:
     listing = read_run(FILES, run_dir, verify="manifest")
     (found,) = [cut for cut in listing.cuts if cut.path.name == name]
     assert peek_cut(FILES, run_dir, found=found).trainer_version == 4
-    (state,) = (run / found.path).rglob("state.json")
+    (state,) = (run / found.path).rglob("state.json.zst")
     data = bytearray(state.read_bytes())
     data[100] ^= 1
     state.write_bytes(data)
@@ -254,7 +254,7 @@ def test_nothing_left_to_judge_is_a_violation(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.step()
     life.snapshot()
-    (tmp_path / "snapshots" / "snapshot_000001" / "state.json").write_bytes(b"rot")
+    (tmp_path / "snapshots" / "snapshot_000001" / "state.json.zst").write_bytes(b"rot")
     report = audit(tmp_path)
     assert not report.ok and report.cut is None
     assert any("none of 1 published cut" in line for line in report.violations)

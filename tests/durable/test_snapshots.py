@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from outlast.durable.anchors import removable_checkpoints, write_bootstrap
-from outlast.durable.cutcodec import CutEncoder, load_cut
+from outlast.durable.cutcodec import CutEncoder, load_cut, read_cut
 from outlast.durable.encoding import encode_array
 from outlast.durable.inspection import CutReader
 from outlast.durable.lineage import cut_state, lineage_cuts
@@ -25,10 +25,10 @@ from outlast.durable.manifest import (
     encode,
     sha256,
 )
+from outlast.durable.packing import pack
 from outlast.durable.sealed import seal
 from outlast.durable.verify import read_manifest, verify_file
 from outlast.errors import CorruptData, DiskError, ForeignRun, InvariantError, UnsupportedFormat
-from outlast.model.cut import Cut
 from outlast.model.groups import StepRecord
 from outlast.model.ids import GroupId, Sequence, Step, TrainerVersion
 from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
@@ -111,7 +111,7 @@ def test_strangers_debris_and_odd_names_are_told_apart() -> None:
     assert listing.highest_sequence == 42, "41 was spent; the empty stale tree may have spent one"
 
 
-@pytest.mark.parametrize("name", [MANIFEST, COMMITTED, "state.json", "rows/index.json"])
+@pytest.mark.parametrize("name", [MANIFEST, COMMITTED, "state.json.zst", "rows/index.json.zst"])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "emptied"])
 def test_p3_damage_is_found_and_never_loaded(name: str, damage: str) -> None:
     disk, _ = lived(two_snapshots)
@@ -220,7 +220,7 @@ def test_a5_numbers_of_damaged_trees_are_not_given_out_again() -> None:
     disk, _ = lived()
     overwrite(disk, RUN_DIR / "step_000001" / MANIFEST, b"rot")
     assert read_run(disk, RUN_DIR, verify="names").highest_sequence == 3, "its state tells"
-    overwrite(disk, RUN_DIR / "step_000001/rollout_state/state.json", b"\xff")
+    overwrite(disk, RUN_DIR / "step_000001/rollout_state/state.json.zst", b"\xff")
     assert read_run(disk, RUN_DIR, verify="names").highest_sequence == 3, "2 seen, 1 unknown"
 
 
@@ -240,13 +240,13 @@ def test_what_is_loaded_agrees_with_its_manifest_and_with_itself() -> None:
 
 def test_a_cut_that_contradicts_itself_is_corrupt() -> None:
     disk, _ = lived()
-    cut = msgspec.json.decode(disk.read(SNAPSHOT / "state.json"), type=Cut)
-    state = encode(msgspec.structs.replace(cut, groups=cut.groups[1:]))
-    overwrite(disk, SNAPSHOT / "state.json", state)
+    cut = read_cut(disk, SNAPSHOT / "state.json.zst")
+    state = pack(encode(msgspec.structs.replace(cut, groups=cut.groups[1:])))
+    overwrite(disk, SNAPSHOT / "state.json.zst", state)
     manifest = read_manifest(disk, SNAPSHOT)
     files = tuple(
         msgspec.structs.replace(e, size=len(state), sha256=sha256(state))
-        if e.name == "state.json"
+        if e.name == "state.json.zst"
         else e
         for e in manifest.files
     )
@@ -323,7 +323,7 @@ def test_a_used_sequence_and_a_step_of_this_lineage_are_never_replaced() -> None
 def test_an_off_lineage_step_makes_room_and_stays_reachable() -> None:
     """Known failure 50: a directory left under the name of a step must not stop its next save."""
     disk, _ = lived()
-    disk.rot(RUN_DIR / "step_000001/rollout_state/state.json", at=9)
+    disk.rot(RUN_DIR / "step_000001/rollout_state/state.json.zst", at=9)
     disk = disk.kill()
     life = Life(disk, Promises(), pid=2)
     life.start()
@@ -381,11 +381,11 @@ def test_retention_prunes_what_earlier_lives_published() -> None:
 
 def test_foreign_cuts_are_kept() -> None:
     disk, _ = lived(two_snapshots)
-    disk.rot(SNAPSHOT / "state.json", at=3)
+    disk.rot(SNAPSHOT / "state.json.zst", at=3)
     disk = disk.kill()
     life = Life(disk, Promises(), pid=2)
     life.start()
-    disk.rot(SNAPSHOT / "state.json", at=3)  # whole again, but the run went on from cut 1
+    disk.rot(SNAPSHOT / "state.json.zst", at=3)  # whole again, but the run went on from cut 1
     life.keep = 1
     life.draw(1)
     life.snapshot()
@@ -420,7 +420,7 @@ def test_a4_a_sweep_removes_trees_and_files_and_can_be_repeated() -> None:
     disk, life = lived()
     disk.create(RUN_DIR / "incarnations" / "tmp_0_000002.json").close()
     disk.mkdir(RUN_DIR / "snapshots" / "tmp_000009")
-    disk.create(RUN_DIR / "snapshots" / "tmp_000009" / "state.json").close()
+    disk.create(RUN_DIR / "snapshots" / "tmp_000009" / "state.json.zst").close()
     assert life.publisher.sweep() == ()
     listing = read_run(disk, RUN_DIR, verify="payload")
     assert listing.debris == () and all(cut.defect is None for cut in listing.cuts)

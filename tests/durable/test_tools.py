@@ -165,10 +165,10 @@ def test_why_no_fork_is_offered_that_would_be_refused(run_dir: Path) -> None:
 
 
 def test_why_of_a_corrupt_cut(run_dir: Path) -> None:
-    state = run_dir / "snapshots" / "snapshot_000003" / "state.json"
+    state = run_dir / "snapshots" / "snapshot_000003" / "state.json.zst"
     state.write_bytes(state.read_bytes().replace(b"open", b"OPEN", 1))
     w = judged(run_dir, "snapshot_000003")
-    assert not w.restorable and w.state == "corrupt" and "state.json" in w.reasons[0]
+    assert not w.restorable and w.state == "corrupt" and "state.json.zst" in w.reasons[0]
     assert w.chosen == "snapshot_000002" and "snapshot_000002 instead" in w.remedy[-1]
 
 
@@ -237,7 +237,7 @@ def test_the_plan_is_what_retention_and_sweep_then_do(run_dir: Path) -> None:
         life.replay() if life.state.steps.to_replay else life.step()
         life.snapshot()
     (run_dir / "snapshots" / "tmp_000099").mkdir()
-    (run_dir / "snapshots" / "tmp_000099" / "state.json").write_bytes(b"x" * 100)
+    (run_dir / "snapshots" / "tmp_000099" / "state.json.zst").write_bytes(b"x" * 100)
     plan = planned(run_dir)
     before = {str(p.relative_to(run_dir)) for p in run_dir.rglob("*")}
     assert {str(p.relative_to(run_dir)) for p in run_dir.rglob("*")} == before

@@ -1,4 +1,4 @@
-"""state.json: a cut as JSON, encoded record by record, and read back strictly.
+"""state.json.zst: a cut as packed JSON, encoded record by record, and read back strictly.
 
 Groups are immutable and most stay the same from one snapshot to the next, so their encodings are
 kept by identity. Keeps P6 (no long hold of the interpreter), S10 (strict decoding), S4-S6 (the
@@ -18,6 +18,7 @@ from outlast.durable.consumption import read_log
 from outlast.durable.encoding import encode_object, encode_value, join_array
 from outlast.durable.files import Files
 from outlast.durable.manifest import FoundCut, Manifest, TreeKind, sha256
+from outlast.durable.packing import pack, unpack
 from outlast.durable.prefixes import decode_prefixes
 from outlast.durable.verify import (
     decode_intact,
@@ -54,7 +55,7 @@ class CutEncoder:
         self._known = known
         groups = join_array([data for _, data in known.values()])
         self._expect_round_trip(cut)
-        return encode_object(cut, ready={"groups": groups})
+        return pack(encode_object(cut, ready={"groups": groups}))
 
     def _encoded(self, group: Group) -> tuple[Group, bytes]:
         before = self._known.get(group.id)
@@ -108,6 +109,12 @@ class LoadedCut:
     """Absolute directory for `DataPlane.load`; its files are verified."""
 
 
+def read_cut(files: Files, path: PurePosixPath) -> Cut:
+    """Unpack and strictly decode a state whose digest was verified."""
+    where = str(path)
+    return decode_intact(unpack(read_payload(files, path), where=where), Cut, where=where)
+
+
 def load_cut(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> LoadedCut:
     """Verify everything of a cut but the trainer shards, and decode it. Changes nothing.
 
@@ -125,8 +132,7 @@ def load_cut(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> Loaded
             verify_file(files, directory, entry=entry)
     read_log(files, run_dir / names.CONSUMPTION, position=manifest.log)
     base = directory / prefix
-    state = read_payload(files, base / names.STATE)
-    cut = decode_intact(state, Cut, where=str(base / names.STATE))
+    cut = read_cut(files, base / names.STATE)
     _expect_agreement(cut, manifest, where=directory)
     try:
         check_cut(cut, DatasetOrder(seed=cut.dataset_seed, size=cut.dataset_size))

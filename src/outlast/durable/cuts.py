@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from outlast.durable import names
-from outlast.durable.cutcodec import LoadedCut, load_cut
+from outlast.durable.cutcodec import LoadedCut, load_cut, read_cut
 from outlast.durable.files import Files
 from outlast.durable.lineage import lineage_cuts
 from outlast.durable.manifest import FoundCut, Manifest, RunListing, TreeKind
-from outlast.durable.verify import decode_intact, read_payload, verify_file
+from outlast.durable.verify import verify_file
 from outlast.errors import CorruptData
 from outlast.model.cut import Cut, LogPosition
 
@@ -71,7 +71,7 @@ def read_chain(listing: RunListing, manifest: Manifest) -> tuple[LogPosition, ..
 
 
 def peek_cut(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> Cut:
-    """The state of a cut without its rows: only state.json is verified. For a quick look.
+    """The state of a cut without its rows: only its state is verified. For a quick look.
 
     Raises CorruptData, UnsupportedFormat or DiskError.
     """
@@ -83,4 +83,4 @@ def peek_cut(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> Cut:
     for entry in found.manifest.files:
         if entry.name == name:
             verify_file(files, directory, entry=entry)
-    return decode_intact(read_payload(files, directory / name), Cut, where=str(directory / name))
+    return read_cut(files, directory / name)

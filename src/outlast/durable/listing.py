@@ -27,6 +27,7 @@ from outlast.durable.manifest import (
     TreeKind,
     require_format,
 )
+from outlast.durable.packing import unpack
 from outlast.durable.sealed import unseal
 from outlast.durable.verify import read_manifest, verify_inventory, verify_payload
 from outlast.errors import CorruptData
@@ -239,7 +240,9 @@ def _salvage_sequence(files: Files, directory: PurePosixPath) -> int | None:
     """The sequence of a tree that may be damaged; only used to skip numbers."""
     for name in (MANIFEST, f"{names.ROLLOUT_STATE}/{names.STATE}"):
         try:
-            return msgspec.json.decode(files.read(directory / name), type=_Numbered).sequence
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            data = files.read(directory / name)
+            data = data if name == MANIFEST else unpack(data, where=name)
+            return msgspec.json.decode(data, type=_Numbered).sequence
+        except (FileNotFoundError, CorruptData, msgspec.DecodeError, UnicodeDecodeError):
             continue
     return None

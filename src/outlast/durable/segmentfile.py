@@ -1,6 +1,6 @@
 """One segment file being written, and the index that makes a directory of segments an inventory.
 
-``index.json`` names, for every saved row, its segment, batch, row and content digest. Keeps A1
+``index.json.zst`` names, for every saved row, its segment, batch, row and content digest. Keeps A1
 (rows are compared with their digest when read) and S10 (strict decoding; a file or row that the
 index does not name is refused). May import: `files`, `manifest`, `rowcodec`, `rows`.
 """
@@ -17,6 +17,7 @@ import msgspec
 from outlast.durable.encoding import encode_array, encode_object
 from outlast.durable.files import Bytes, Files, Writer
 from outlast.durable.manifest import FileEntry, decode, require_format
+from outlast.durable.packing import pack, unpack
 from outlast.durable.rowcodec import (
     END_OF_STREAM,
     HEADER,
@@ -28,7 +29,7 @@ from outlast.errors import CorruptData, InvariantError
 from outlast.model.ids import AttemptKey
 from outlast.rows import Row, row_digest
 
-INDEX = "index.json"
+INDEX = "index.json.zst"
 
 
 class SegmentFile:
@@ -115,7 +116,7 @@ class IndexEntry(_Record, frozen=True, kw_only=True):
 
 
 class SegmentIndex(_Record, frozen=True, kw_only=True):
-    """index.json: exactly what a directory of segments holds for its cut."""
+    """index.json.zst: exactly what a directory of segments holds for its cut."""
 
     format: int
     private: bool
@@ -125,8 +126,8 @@ class SegmentIndex(_Record, frozen=True, kw_only=True):
 
 
 def encode_index(index: SegmentIndex) -> bytes:
-    """JSON of an index, in pieces."""
-    return encode_object(index, ready={"rows": encode_array(index.rows)})
+    """Packed JSON of an index, encoded in pieces."""
+    return pack(encode_object(index, ready={"rows": encode_array(index.rows)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,8 @@ def read_saved(files: Files, directory: PurePosixPath) -> SavedRows:
     """
     where = str(directory / INDEX)
     try:
-        index = decode(files.read(directory / INDEX), SegmentIndex, where=where)
+        data = unpack(files.read(directory / INDEX), where=where)
+        index = decode(data, SegmentIndex, where=where)
     except FileNotFoundError as error:
         raise CorruptData(f"{where} is missing") from error
     require_format(index.format, where=where)
