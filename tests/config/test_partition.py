@@ -77,6 +77,8 @@ def other(value: object, leaf: Leaf) -> object:
         return value + 1
     if isinstance(value, tuple):
         return ("generation.top_k",)
+    if value is None and leaf.dotpath.endswith("_s"):
+        return 1.0
     return f"{value}x" if isinstance(value, str) else "x"
 
 

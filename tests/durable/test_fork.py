@@ -48,7 +48,7 @@ def fork(path: Path, name: str, terms: Terms | None = None) -> Forked:
     return fork_run(
         FILES,
         PurePosixPath(path),
-        PurePosixPath(path.parent / "new"),
+        new_dir=PurePosixPath(path.parent / "new"),
         found=cut_named(path, name),
         world=world(),
         terms=terms,
@@ -115,7 +115,11 @@ def test_S7_the_fork_of_a_fork_and_its_own_lives_audit_clean(run_dir: Path) -> N
     target = run_dir.parent / "again"
     name = loaded(new).directory.name
     made = fork_run(
-        FILES, PurePosixPath(new), PurePosixPath(target), found=cut_named(new, name), world=world()
+        FILES,
+        PurePosixPath(new),
+        new_dir=PurePosixPath(target),
+        found=cut_named(new, name),
+        world=world(),
     )
     report = audit_run(FILES, PurePosixPath(target))
     assert report.ok and report.trained == 4 * PER_STEP and made.trainer_version == 4

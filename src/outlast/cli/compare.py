@@ -9,21 +9,28 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from outlast.cli import format as fmt
-from outlast.cli.output import FILES, columns
+from outlast.cli.cuts import find, newest
+from outlast.cli.output import FILES, columns, has_gone, patiently
 from outlast.durable.cutcodec import load_cut
 from outlast.durable.diff import Difference, Pair, diff_cuts
-from outlast.durable.manifest import FoundCut, RunListing
+from outlast.durable.manifest import RunListing
 from outlast.durable.restore import RestoreMode
 from outlast.durable.why import Why, why
+from outlast.errors import CorruptData
 
 SHOWN_MAX = 20
 """Groups listed one by one; all of them are in --json."""
 
 
-def diff(run_dir: PurePosixPath, a: FoundCut, *, b: FoundCut, listing: RunListing) -> Difference:
-    """What happened from `a` to `b`. Raises CorruptData, DiskError."""
-    first, second = load_cut(FILES, run_dir, found=a), load_cut(FILES, run_dir, found=b)
-    return diff_cuts(FILES, run_dir, listing=listing, a=first, b=second)
+def diff(
+    run_dir: PurePosixPath, listing: RunListing, *, names: tuple[str | None, str | None]
+) -> Difference:
+    """What happened between the two cuts named. Raises NotRestorable, CorruptData, DiskError."""
+    a, b = (
+        load_cut(FILES, run_dir, found=newest(listing) if name is None else find(listing, name))
+        for name in names
+    )
+    return diff_cuts(FILES, run_dir, listing=listing, a=a, b=b)
 
 
 def diff_text(d: Difference) -> str:
@@ -101,21 +108,31 @@ def _difference(dotpath: str, stored: str, *, now: str) -> str:
 
 def explain(
     run: Path,
-    found: FoundCut,
+    cut: str | None,
     *,
-    listing: RunListing,
     recipe: str | None,
     overrides: Sequence[str] | None,
 ) -> Why:
-    """Judge a cut under a recipe. Raises RecipeError, UnsupportedFormat, DiskError."""
+    """Judge a cut (None: the newest) under a recipe. Raises RecipeError, NotRestorable."""
     from outlast.cli.recipes import fingerprint_under, recipe_of
 
     loaded = recipe_of(run, recipe, overrides=overrides)
-    return why(
-        FILES,
-        PurePosixPath(run.absolute()),
-        listing=listing,
-        found=found,
-        fingerprint=fingerprint_under(loaded),
-        mode=RestoreMode(loaded.recipe.rollout_checkpointing.restore_mode),
-    )
+    fingerprint = fingerprint_under(loaded)
+
+    def judge(run_dir: PurePosixPath, listing: RunListing) -> Why:
+        found = newest(listing) if cut is None else find(listing, cut)
+        verdict = why(
+            FILES,
+            run_dir,
+            listing=listing,
+            found=found,
+            fingerprint=fingerprint,
+            mode=RestoreMode(loaded.recipe.rollout_checkpointing.restore_mode),
+        )
+        if not FILES.exists(run_dir / found.path) or (
+            verdict.chosen is None and has_gone(run_dir, listing)
+        ):
+            raise CorruptData(f"{found.path} or another cut was removed while it was read")
+        return verdict
+
+    return patiently(run, judge)

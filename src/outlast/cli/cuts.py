@@ -98,7 +98,8 @@ def find(listing: RunListing, text: str) -> FoundCut:
             return found
     standing = ", ".join(found.path.name for found in listing.cuts) or "none"
     raise NotRestorable(
-        f"{text}: no such cut. Give snapshot_000007, 7 or step_000012; standing: {standing}"
+        f"{text}: no such cut. Give snapshot_000007, 7 or step_000012; standing: {standing}. "
+        "A run that is alive removes superseded cuts"
     )
 
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,9 +20,9 @@ from outlast.cli.recipes import Given, Overrides
 from outlast.errors import RecipeError
 
 if TYPE_CHECKING:
-    from outlast.cli.weights import TrainerState
     from outlast.config.schema import Recipe
     from outlast.durable.manifest import RunListing
+    from outlast.ports import Weights
     from outlast.runtime.validation import Grade
 
 
@@ -59,17 +60,17 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Validate a trainer checkpoint greedily on held-out prompts; the run is only read."""
-    from outlast.cli.output import open_run, print_json
+    from outlast.cli.output import open_run, patiently, print_json
     from outlast.cli.recipes import recipe_of
-    from outlast.cli.weights import trainer_state
+    from outlast.cli.weights import read_weights
 
     if step is not None and snapshot is not None:
         raise typer.BadParameter("give --step or --snapshot, not both")
-    run_dir, listing = open_run(run)
+    open_run(run, verify="names")
     settings = recipe_of(run, recipe, overrides=overrides).recipe
-    state = trainer_state(run_dir, listing, step=step, snapshot=snapshot)
     began = time.monotonic()
-    grade = asyncio.run(_examined(settings, run_dir, state=state, size=size))
+    state, weights = read_weights(run, settings, step=step, snapshot=snapshot)
+    grade = asyncio.run(_examined(settings, weights, size=size))
     found = Evaluation(
         checkpoint=state.name,
         trainer_version=state.version,
@@ -77,18 +78,16 @@ def evaluate(
         failed=grade.failed,
         reward=grade.reward,
         response_tokens_mean=grade.response_tokens,
-        recorded=_recorded(run_dir, listing, state=state),
+        recorded=patiently(run, partial(_recorded, version=state.version)),
         steps_not_included=state.behind,
         seconds=time.monotonic() - began,
     )
     print_json(found) if as_json else typer.echo(_text(found))
 
 
-async def _examined(
-    recipe: Recipe, run_dir: PurePosixPath, *, state: TrainerState, size: int | None
-) -> Grade:
+async def _examined(recipe: Recipe, weights: Weights, *, size: int | None) -> Grade:
     from outlast.adapters.prompts.build import build_prompts
-    from outlast.cli.weights import READER, load_weights, reading_trainer
+    from outlast.cli.weights import READER
     from outlast.cli.wiring import make_engine, parts_of, validation_settings
     from outlast.runtime.validation import Grade, examine
     from outlast.world import real_world
@@ -99,9 +98,8 @@ async def _examined(
     prompts = build_prompts(recipe.dataset, held_out=True, size=settings.size)
     if not len(prompts):
         raise RecipeError("validation: the held-out source has no prompt; give one that has")
-    engine, trainer = make_engine(recipe), reading_trainer(recipe, run_dir, world=world)
+    engine = make_engine(recipe)
     try:
-        weights = await load_weights(trainer, state)
         await engine.start()
         await engine.update_weights(weights)
         rollouts = await examine(
@@ -116,7 +114,6 @@ async def _examined(
         )
     finally:
         await engine.close()
-        await trainer.close()
     return Grade.of(rollouts)
 
 
@@ -127,14 +124,14 @@ def _warner() -> Callable[[str], None]:
     return warn
 
 
-def _recorded(run_dir: PurePosixPath, listing: RunListing, *, state: TrainerState) -> float | None:
+def _recorded(run_dir: PurePosixPath, listing: RunListing, *, version: int) -> float | None:
     from outlast.cli.output import FILES
     from outlast.durable.cuts import peek_cut
     from outlast.durable.lineage import lineage_cuts
 
     for found in reversed(lineage_cuts(listing)[-1:]):
         metrics = peek_cut(FILES, run_dir, found=found).metrics
-        return metrics.get(str(state.version), {}).get("val:reward")
+        return metrics.get(str(version), {}).get("val:reward")
     return None
 
 

@@ -5,20 +5,15 @@ May import: everything below the command line, when it runs.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import typer
 
 from outlast.cli.recipes import Given, Overrides
 from outlast.errors import NotRestorable
-
-if TYPE_CHECKING:
-    from outlast.cli.weights import TrainerState
-    from outlast.config.schema import Recipe
 
 STAGING = ".exporting"
 
@@ -46,17 +41,20 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Write the policy and its tokenizer in Hugging Face format; the run is only read."""
+    from outlast.adapters.hf_export import save_model
+    from outlast.adapters.torch_model import resolve_model_directory
     from outlast.cli.output import open_run, print_json
     from outlast.cli.recipes import recipe_of
-    from outlast.cli.weights import trainer_state
+    from outlast.cli.weights import read_weights
 
     _require_free(to)
-    run_dir, listing = open_run(run)
+    open_run(run, verify="names")
     settings = recipe_of(run, recipe, overrides=overrides).recipe
-    state = trainer_state(run_dir, listing, step=step, snapshot=None)
+    state, weights = read_weights(run, settings, step=step, snapshot=None)
     staging = _staging(to)
     try:
-        parameters = asyncio.run(_save(settings, run_dir, state=state, directory=staging))
+        source = resolve_model_directory(settings.model.path)
+        parameters = save_model(weights, source=source, to=staging)
         staging.rename(to)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -91,23 +89,6 @@ def _staging(to: Path) -> Path:
             "is, or choose another --to."
         ) from error
     return staging
-
-
-async def _save(
-    recipe: Recipe, run_dir: PurePosixPath, *, state: TrainerState, directory: Path
-) -> int:
-    """Write model and tokenizer; the number of parameters."""
-    from outlast.adapters.hf_export import save_model
-    from outlast.adapters.torch_model import resolve_model_directory
-    from outlast.cli.weights import load_weights, reading_trainer
-    from outlast.world import real_world
-
-    trainer = reading_trainer(recipe, run_dir, world=real_world(seed=recipe.seed))
-    try:
-        weights = await load_weights(trainer, state)
-    finally:
-        await trainer.close()
-    return save_model(weights, source=resolve_model_directory(recipe.model.path), to=directory)
 
 
 def _text(made: Exported) -> str:

@@ -51,7 +51,9 @@ def fork(
     terms = _terms(run, recipe, overrides=overrides) if without_rollouts else None
     target = PurePosixPath(new_dir.absolute())
     make_directories(FILES, target.parent)
-    made = fork_run(FILES, run_dir, target, found=found, world=real_world(seed=0), terms=terms)
+    made = fork_run(
+        FILES, run_dir, new_dir=target, found=found, world=real_world(seed=0), terms=terms
+    )
     print_json(made) if as_json else typer.echo(_text(made, new_dir))
 
 

@@ -6,8 +6,9 @@ May import: `durable`, `errors`, typer, rich.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import msgspec
 import typer
@@ -16,8 +17,9 @@ from outlast.cli import format as fmt
 from outlast.durable.files import PosixFiles
 from outlast.durable.listing import Depth, read_run
 from outlast.durable.manifest import RunListing
-from outlast.errors import ForeignRun
+from outlast.errors import CorruptData, ForeignRun, RefusedState
 
+T = TypeVar("T")
 FILES = PosixFiles()
 
 
@@ -30,6 +32,33 @@ def open_run(run: Path, *, verify: Depth = "manifest") -> tuple[PurePosixPath, R
     if listing.run is None and (listing.cuts or listing.strangers):
         raise ForeignRun(f"{run}: found no run.json; required is the directory of a run")
     return run_dir, listing
+
+
+TRIES = 20
+"""Fresh looks at a run that publishes and retains while it is read."""
+
+
+def patiently(
+    run: Path, work: Callable[[PurePosixPath, RunListing], T], *, verify: Depth = "manifest"
+) -> T:
+    """`work` on the listing of `run`; on a new one when a cut has gone since it was listed.
+
+    A live run retains: what `work` then raises says nothing of the run. Raises what `open_run` and
+    `work` raise.
+    """
+    for left in reversed(range(TRIES)):
+        run_dir, listing = open_run(run, verify=verify)
+        try:
+            return work(run_dir, listing)
+        except (CorruptData, RefusedState, FileNotFoundError):
+            if not left or not has_gone(run_dir, listing):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def has_gone(run_dir: PurePosixPath, listing: RunListing) -> bool:
+    """Whether a cut of the listing has been removed since."""
+    return any(not FILES.exists(run_dir / found.path) for found in listing.cuts)
 
 
 def print_json(value: object) -> None:

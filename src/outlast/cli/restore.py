@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -17,6 +17,7 @@ from outlast.cli.recipes import Given, Overrides
 
 if TYPE_CHECKING:
     from outlast.durable.cutcodec import LoadedCut
+    from outlast.durable.manifest import RunListing
     from outlast.durable.restore import Fresh, Resume
 
 
@@ -59,30 +60,33 @@ def restore(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Say what a start would restore, and why; take no lock and change nothing."""
-    from outlast.cli.output import FILES, open_run, print_json
+    from outlast.cli.output import FILES, open_run, patiently, print_json
     from outlast.cli.recipes import fingerprint_under, recipe_of
     from outlast.durable.inspection import CutReader
     from outlast.durable.restore import Fresh, RestoreMode, plan_restore
 
     if not dry_run:
         raise typer.BadParameter("give --dry-run; to restore in earnest, run `outlast train`")
-    run_dir, listing = open_run(run)
+    open_run(run, verify="names")
     loaded = recipe_of(run, recipe, overrides=overrides)
-    fingerprint, reader = fingerprint_under(loaded), CutReader(FILES, run_dir)
-    began = time.monotonic()
-    plan = plan_restore(
-        listing,
-        mode=RestoreMode(loaded.recipe.rollout_checkpointing.restore_mode),
-        fingerprint=fingerprint,
-        inspect=reader.inspector,
-        max_replay_steps=sys.maxsize,
-    )
-    seconds = time.monotonic() - began
-    if isinstance(plan, Fresh):
-        planned = _fresh(plan, seconds)
-    else:
+    fingerprint = fingerprint_under(loaded)
+
+    def look(run_dir: PurePosixPath, listing: RunListing) -> Planned:
+        reader, began = CutReader(FILES, run_dir), time.monotonic()
+        plan = plan_restore(
+            listing,
+            mode=RestoreMode(loaded.recipe.rollout_checkpointing.restore_mode),
+            fingerprint=fingerprint,
+            inspect=reader.inspector,
+            max_replay_steps=sys.maxsize,
+        )
+        seconds = time.monotonic() - began
+        if isinstance(plan, Fresh):
+            return _fresh(plan, seconds)
         target = loaded.recipe.algorithm.max_num_steps
-        planned = _resumed(plan, reader.loaded(plan.cut), target=target, verify_s=seconds)
+        return _resumed(plan, reader.loaded(plan.cut), target=target, verify_s=seconds)
+
+    planned = patiently(run, look)
     print_json(planned) if as_json else typer.echo(_text(planned))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -18,6 +18,7 @@ from outlast.errors import NotRestorable, RecipeError
 
 if TYPE_CHECKING:
     from outlast.durable.cutcodec import LoadedCut
+    from outlast.durable.manifest import RunListing
     from outlast.durable.rollouts import Rollout
 
 Decode = Callable[[list[int]], str]
@@ -59,18 +60,21 @@ def rollouts(
 ) -> None:
     """Write every response that a cut holds, finished or not, with texts, rewards and versions."""
     from outlast.cli import cuts
-    from outlast.cli.output import FILES, open_run, print_json
+    from outlast.cli.output import FILES, patiently, print_json
     from outlast.durable.cutcodec import load_cut
     from outlast.durable.rollouts import rollouts_of
 
-    run_dir, listing = open_run(run)
-    found = cuts.newest(listing) if snapshot is None else cuts.find(listing, snapshot)
-    name = found.path.name
+    def read(run_dir: PurePosixPath, listing: RunListing) -> tuple[LoadedCut, list[Rollout]]:
+        found = cuts.newest(listing) if snapshot is None else cuts.find(listing, snapshot)
+        loaded = load_cut(FILES, run_dir, found=found)
+        return loaded, list(rollouts_of(FILES, loaded))
+
+    loaded, held = patiently(run, read)  # at once: a live run may remove the cut meanwhile
+    name = loaded.directory.name
     target = _target(out, to=to, name=name)
-    loaded = load_cut(FILES, run_dir, found=found)
     decode = _decoder(loaded)
     counted = _Counted()
-    records = counted(_with_texts(rollouts_of(FILES, loaded), decode))
+    records = counted(_with_texts(held, decode))
     if target is None:
         for record in records:
             typer.echo(msgspec.json.encode(record).decode())

@@ -6,13 +6,17 @@ May import: `durable`, `model`, `cli`.
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outlast.cli.exits import Exit
 from outlast.cli.recipes import Given, Overrides
+
+if TYPE_CHECKING:
+    from outlast.cli.cuts import Contents
+    from outlast.durable.manifest import RunListing
 
 
 class Action(StrEnum):
@@ -42,38 +46,52 @@ def snapshots(
 ) -> None:
     """List the published cuts; show or verify one; what differs; why it can be restored or not."""
     from outlast.cli import cuts
-    from outlast.cli.output import open_run, print_json
+    from outlast.cli.output import open_run, patiently, print_json
 
     _check_arguments(action, cut, other=other, judged=bool(recipe or overrides))
-    run_dir, listing = open_run(run)
-    wanted = None if cut is None else cuts.find(listing, cut)
-    if action is Action.DIFF or action is Action.WHY:
+    if action is Action.WHY:
         from outlast.cli import compare
 
-        found = wanted or cuts.newest(listing)
-        if other is not None:
-            b = cuts.find(listing, other)
-            difference = compare.diff(run_dir, found, b=b, listing=listing)
-            print_json(difference) if as_json else typer.echo(compare.diff_text(difference))
-            return
-        verdict = compare.explain(run, found, listing=listing, recipe=recipe, overrides=overrides)
+        verdict = compare.explain(run, cut, recipe=recipe, overrides=overrides)
         print_json(verdict) if as_json else typer.echo(compare.why_text(verdict))
+    elif action is Action.DIFF:
+        from outlast.cli import compare
+
+        difference = patiently(
+            run, lambda at, listing: compare.diff(at, listing, names=(cut, other))
+        )
+        print_json(difference) if as_json else typer.echo(compare.diff_text(difference))
+    elif action is Action.SHOW:
+        contents = patiently(run, lambda at, listing: _contents(at, listing, cut=cut))
+        print_json(contents) if as_json else typer.echo(cuts.view(contents))
     elif action is Action.LIST:
+        _, listing = open_run(run)
         rows = cuts.rows(listing)
         print_json(rows) if as_json else typer.echo(cuts.table(rows, listing))
-    elif action is Action.SHOW:
-        found = wanted or cuts.newest(listing)
-        contents = cuts.contents(run_dir, found, listing=listing)
-        print_json(contents) if as_json else typer.echo(cuts.view(contents))
     else:
-        asked = listing.cuts if wanted is None else (wanted,)
-        verdicts = cuts.verify(run_dir, asked, listing=listing, quiet=as_json)
-        if as_json:
-            print_json(verdicts)
-        else:
-            typer.echo("\n".join(map(cuts.verdict_line, verdicts)) or "no cut to verify")
-        if any(verdict.state == "corrupt" for verdict in verdicts):
-            raise typer.Exit(Exit.REFUSED)
+        _verify(run, cut, as_json=as_json)
+
+
+def _contents(run_dir: PurePosixPath, listing: RunListing, *, cut: str | None) -> Contents:
+    from outlast.cli import cuts
+
+    found = cuts.newest(listing) if cut is None else cuts.find(listing, cut)
+    return cuts.contents(run_dir, found, listing=listing)
+
+
+def _verify(run: Path, cut: str | None, *, as_json: bool) -> None:
+    from outlast.cli import cuts
+    from outlast.cli.output import open_run, print_json
+
+    run_dir, listing = open_run(run)
+    asked = listing.cuts if cut is None else (cuts.find(listing, cut),)
+    verdicts = cuts.verify(run_dir, asked, listing=listing, quiet=as_json)
+    if as_json:
+        print_json(verdicts)
+    else:
+        typer.echo("\n".join(map(cuts.verdict_line, verdicts)) or "no cut to verify")
+    if any(verdict.state == "corrupt" for verdict in verdicts):
+        raise typer.Exit(Exit.REFUSED)
 
 
 def _check_arguments(action: Action, cut: str | None, *, other: str | None, judged: bool) -> None:

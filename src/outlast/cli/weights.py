@@ -5,11 +5,12 @@ May import: `durable`, `adapters`, `cli`.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from outlast.cli import cuts
-from outlast.cli.output import FILES
+from outlast.cli.output import FILES, patiently
 from outlast.config.schema import Recipe
 from outlast.durable import names
 from outlast.durable.lineage import lineage_cuts
@@ -20,7 +21,7 @@ from outlast.model.cut import AnchorKind
 from outlast.model.ids import Incarnation, TrainerVersion
 from outlast.ports import Trainer, Weights
 from outlast.runtime.store import StorePlace
-from outlast.world import World
+from outlast.world import World, real_world
 
 READER = Incarnation(1)
 """Between this process's trainer and engine; nothing of it reaches a disk."""
@@ -47,7 +48,7 @@ def trainer_state(
     Every shard is verified. Raises NotRestorable, CorruptData or DiskError.
     """
     if snapshot is not None:
-        return _anchor_of(run_dir, listing, cuts.find(listing, snapshot))
+        return _anchor_of(run_dir, listing, found=cuts.find(listing, snapshot))
     if step is not None:
         return _verified(run_dir, cuts.find(listing, f"step_{step}"))
     checkpoints = [f for f in lineage_cuts(listing) if f.kind is TreeKind.TRAINER_CHECKPOINT]
@@ -58,7 +59,7 @@ def _initial(*, behind: int) -> TrainerState:
     return TrainerState(name="bootstrap", version=TrainerVersion(0), directory=None, behind=behind)
 
 
-def _anchor_of(run_dir: PurePosixPath, listing: RunListing, found: FoundCut) -> TrainerState:
+def _anchor_of(run_dir: PurePosixPath, listing: RunListing, *, found: FoundCut) -> TrainerState:
     if found.manifest is None:
         raise CorruptData(f"{found.path} is corrupt: {found.defect}. Use another cut.")
     anchor = found.manifest.anchor
@@ -86,6 +87,32 @@ def _verified(run_dir: PurePosixPath, found: FoundCut, *, behind: int = 0) -> Tr
         directory=Path(run_dir / found.path / names.TRAINER),
         behind=behind,
     )
+
+
+def read_weights(
+    run: Path, recipe: Recipe, *, step: int | None, snapshot: str | None
+) -> tuple[TrainerState, Weights]:
+    """The policy of a trainer checkpoint; another look when a live run removes it meanwhile.
+
+    Raises what `trainer_state` raises, and RecipeError for a model that does not load.
+    """
+    import outlast.adapters.trainers.torch_trainer  # noqa: F401  (seconds, so before any look)
+
+    world = real_world(seed=recipe.seed)
+
+    def read(run_dir: PurePosixPath, listing: RunListing) -> tuple[TrainerState, Weights]:
+        state = trainer_state(run_dir, listing, step=step, snapshot=snapshot)
+        trainer = reading_trainer(recipe, run_dir, world=world)
+        return state, asyncio.run(_loaded(trainer, state))
+
+    return patiently(run, read)
+
+
+async def _loaded(trainer: Trainer, state: TrainerState) -> Weights:
+    try:
+        return await load_weights(trainer, state)
+    finally:
+        await trainer.close()
 
 
 def reading_trainer(recipe: Recipe, run_dir: PurePosixPath, *, world: World) -> Trainer:

@@ -52,21 +52,21 @@ def removals(
     left = _without(listing, snapshots)
     checkpoints = superseded_checkpoints(left, pinned=(), keep_top_k=keep.top_k, score=keep.score)
     left = _without(left, checkpoints)
-    standing = _shared(files, run_dir, left.cuts)
+    standing = _shared(files, run_dir, cuts=left.cuts)
     found = [
         *((f, f"superseded: the newest {keep.latest_k} stay") for f in snapshots),
         *((f, "no snapshot is anchored to it, and two newer ones stand") for f in checkpoints),
     ]
     return (
         *(
-            _tree(files, run_dir, f.path, by="retention", why=w, standing=standing)
+            _tree(files, run_dir, path=f.path, by="retention", why=w, standing=standing)
             for f, w in found
         ),
         *(
-            _tree(files, run_dir, path, by="sweep", why=_debris(path), standing=standing)
+            _tree(files, run_dir, path=path, by="sweep", why=_debris(path), standing=standing)
             for path in listing.debris
         ),
-        *_segments(files, run_dir, left),
+        *_segments(files, run_dir, listing=left),
     )
 
 
@@ -91,7 +91,7 @@ def _debris(path: PurePosixPath) -> str:
     return "never published: under construction, or left by a kill"
 
 
-def _shared(files: Files, run_dir: PurePosixPath, cuts: Iterable[FoundCut]) -> frozenset[str]:
+def _shared(files: Files, run_dir: PurePosixPath, *, cuts: Iterable[FoundCut]) -> frozenset[str]:
     """Names of segments that stay: names are never reused, so a name says which bytes."""
     kept = {
         PurePosixPath(entry.name).name
@@ -112,8 +112,8 @@ def _names(files: Files, directory: PurePosixPath) -> tuple[str, ...]:
 def _tree(
     files: Files,
     run_dir: PurePosixPath,
-    path: PurePosixPath,
     *,
+    path: PurePosixPath,
     by: str,
     why: str,
     standing: frozenset[str],
@@ -136,7 +136,7 @@ def _sizes(files: Files, path: PurePosixPath) -> list[tuple[PurePosixPath, int]]
         return []
 
 
-def _segments(files: Files, run_dir: PurePosixPath, listing: RunListing) -> list[Removal]:
+def _segments(files: Files, run_dir: PurePosixPath, *, listing: RunListing) -> list[Removal]:
     """Segments that the newest cut lacks: a start rebuilds the directory from what it restores."""
     newest = lineage_cuts(listing)[-1:]
     wanted = {

@@ -66,8 +66,8 @@ class Forked:
 def fork_run(
     files: Files,
     run_dir: PurePosixPath,
-    new_dir: PurePosixPath,
     *,
+    new_dir: PurePosixPath,
     found: FoundCut,
     world: World,
     terms: Terms | None = None,
@@ -86,7 +86,11 @@ def fork_run(
         cut = reopened(cut, terms, stored=stored, name=found.path.name)
     with _staging(files, new_dir, world=world) as directory:
         target = Target(files, directory, source=source, world=world)
-        published = target.publish(cut, terms=terms)
+        try:
+            published = target.publish(cut, terms=terms)
+        except (CorruptData, FileNotFoundError):
+            _expect_standing(files, run_dir, found=found)
+            raise
         _prove(files, directory, published=published)
         files.rename(directory, new_dir)
         files.fsync_dir(new_dir.parent)
@@ -145,11 +149,7 @@ def _source(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> Source:
             off_lineage=True,
         )
     except CorruptData as error:
-        if not files.exists(run_dir / found.path):
-            raise NotRestorable(
-                f"{found.path} has gone: the run is alive and has published newer cuts. Nothing "
-                "was changed. Choose a newer cut, or a trainer checkpoint."
-            ) from error
+        _expect_standing(files, run_dir, found=found)
         raise CorruptData(f"{error}. Nothing was changed. Fork at another cut.") from error
     if isinstance(plan, Rejected):
         raise NotRestorable(f"{plan}. Nothing was changed. Fork at another cut.")
@@ -161,6 +161,14 @@ def _source(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> Source:
         loaded=reader.loaded(found),
         anchor=None if plan.anchor_tree is None else reader.loaded(plan.anchor_tree),
     )
+
+
+def _expect_standing(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> None:
+    if not files.exists(run_dir / found.path):
+        raise NotRestorable(
+            f"{found.path} has gone: the run is alive and has published newer cuts. Nothing was "
+            "changed. Choose a newer cut, or a trainer checkpoint, which stays longer."
+        )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import msgspec
 from outlast.durable.fingerprint import Fingerprint, compare
 from outlast.errors import FingerprintMismatch, NotRestorable
 from outlast.model.cut import Anchor, Cut, SamplerState
-from outlast.model.groups import DrawnPrompt, GroupState
+from outlast.model.groups import DrawnPrompt, Group, GroupState
 
 KEPT = ("identity.model", "identity.tokenizer", "identity.dataset", "seed")
 """Differences that no fork survives: weights and cursor mean something else under them."""
@@ -40,7 +40,7 @@ def rebased(cut: Cut, anchor: Anchor) -> Cut:
     """
     if cut.anchor == anchor:
         return cut
-    kept = tuple(group for group in cut.groups if not _trained(group.state, group.step, anchor))
+    kept = tuple(group for group in cut.groups if not _trained(group, anchor))
     trained = cut.settled.trained + len(cut.groups) - len(kept)
     return msgspec.structs.replace(
         cut,
@@ -51,8 +51,9 @@ def rebased(cut: Cut, anchor: Anchor) -> Cut:
     )
 
 
-def _trained(state: GroupState, step: int | None, anchor: Anchor) -> bool:
-    return state is GroupState.APPLIED and step is not None and step <= anchor.version
+def _trained(group: Group, anchor: Anchor) -> bool:
+    applied = group.state is GroupState.APPLIED
+    return applied and group.step is not None and group.step <= anchor.version
 
 
 def reopened(cut: Cut, terms: Terms, *, stored: Fingerprint, name: str) -> Cut:

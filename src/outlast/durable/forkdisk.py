@@ -211,7 +211,7 @@ class Target:
         manifest = self._publisher.publish_checkpoint(
             tree,
             cut=final,
-            rows=self._save_rows(tree, loaded, final),
+            rows=self._save_rows(tree, loaded, cut=final),
             fingerprint=fingerprint,
             recipe=recipe,
             prefixes=_kept_prefixes(loaded, final),
@@ -227,7 +227,7 @@ class Target:
         manifest = self._publisher.publish_snapshot(
             tree,
             cut=final,
-            rows=self._save_rows(tree, loaded, final),
+            rows=self._save_rows(tree, loaded, cut=final),
             fingerprint=fingerprint,
             recipe=recipe,
             prefixes=_kept_prefixes(loaded, final),
@@ -246,7 +246,7 @@ class Target:
             log=log,
         )
 
-    def _save_rows(self, tree: TmpTree, loaded: LoadedCut, cut: Cut) -> tuple[FileEntry, ...]:
+    def _save_rows(self, tree: TmpTree, loaded: LoadedCut, *, cut: Cut) -> tuple[FileEntry, ...]:
         directory = self._publisher.rows_directory(tree)
         make_directory(self._files, directory)
         rows = self._source.rows(loaded, cut.row_keys)
@@ -258,7 +258,7 @@ class Target:
                 continue
             target = tree.directory / entry.name
             self._make_parents(target.parent, top=tree.directory)
-            if _copy(self._files, anchor.directory / entry.name, target) != entry.sha256:
+            if _copy(self._files, anchor.directory / entry.name, target=target) != entry.sha256:
                 raise CorruptData(f"{anchor.directory / entry.name} changed while it was copied")
 
     def _make_parents(self, directory: PurePosixPath, *, top: PurePosixPath) -> None:
@@ -267,7 +267,7 @@ class Target:
             self._files.mkdir(directory)
 
 
-def _copy(files: Files, source: PurePosixPath, target: PurePosixPath) -> str:
+def _copy(files: Files, source: PurePosixPath, *, target: PurePosixPath) -> str:
     """Copy a file, synced; hex sha256 of what was read."""
     digest = hashlib.sha256()
     writer = files.create(target)
