@@ -19,6 +19,7 @@ from outlast.durable.rowcodec import (
     decode_segment,
     encode_rows,
 )
+from outlast.durable.packing import pack, unpack
 from outlast.durable.segmentfile import INDEX, SegmentFile, SegmentIndex, read_saved
 from outlast.durable.segments import Held, SegmentStore
 from outlast.errors import CorruptData, DiskError, InvariantError, UnsupportedFormat
@@ -384,15 +385,16 @@ def saved_disk() -> tuple[CrashDisk, dict[AttemptKey, Held]]:
 
 def rewrite(disk: CrashDisk, **changes: object) -> None:
     path = ROOT / "a" / INDEX
-    index = msgspec.json.decode(disk.read(path), type=SegmentIndex)
+    index = msgspec.json.decode(unpack(disk.read(path), where=INDEX), type=SegmentIndex)
     changed = msgspec.structs.replace(index, **changes)
     disk.unlink(path)
-    disk.create(path).write(msgspec.json.encode(changed))
+    disk.create(path).write(pack(msgspec.json.encode(changed)))
 
 
 def test_an_index_that_contradicts_its_segments_is_corrupt() -> None:
     disk, _ = saved_disk()
-    index = msgspec.json.decode(disk.read(ROOT / "a" / INDEX), type=SegmentIndex)
+    packed = disk.read(ROOT / "a" / INDEX)
+    index = msgspec.json.decode(unpack(packed, where=INDEX), type=SegmentIndex)
     first = index.rows[0]
     for rows, match in (
         ((msgspec.structs.replace(first, segment="seg_x"),), "unlisted segment"),

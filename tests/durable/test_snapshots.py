@@ -25,7 +25,7 @@ from outlast.durable.manifest import (
     encode,
     sha256,
 )
-from outlast.durable.packing import pack
+from outlast.durable.packing import pack, unpack
 from outlast.durable.sealed import seal
 from outlast.durable.verify import read_manifest, verify_file
 from outlast.errors import CorruptData, DiskError, ForeignRun, InvariantError, UnsupportedFormat
@@ -273,10 +273,10 @@ def test_state_json_is_the_canonical_encoding_and_unchanged_groups_are_not_encod
     cut = life.promises.cuts[2]
     encoder = CutEncoder()
     first = encoder.encode(cut)
-    assert first == encode(cut)
+    assert unpack(first, where="state") == encode(cut)
     assert encoder.encode(cut) == first
     other = life.promises.cuts[1]
-    assert encoder.encode(other) == encode(other)
+    assert unpack(encoder.encode(other), where="state") == encode(other)
     assert encode_array(list(range(1000))) == msgspec.json.encode(list(range(1000)))
 
 

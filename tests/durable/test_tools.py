@@ -166,7 +166,9 @@ def test_why_no_fork_is_offered_that_would_be_refused(run_dir: Path) -> None:
 
 def test_why_of_a_corrupt_cut(run_dir: Path) -> None:
     state = run_dir / "snapshots" / "snapshot_000003" / "state.json.zst"
-    state.write_bytes(state.read_bytes().replace(b"open", b"OPEN", 1))
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 1
+    state.write_bytes(data)
     w = judged(run_dir, "snapshot_000003")
     assert not w.restorable and w.state == "corrupt" and "state.json.zst" in w.reasons[0]
     assert w.chosen == "snapshot_000002" and "snapshot_000002 instead" in w.remedy[-1]
