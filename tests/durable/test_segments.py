@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.durable import segments as module
+from outlast.durable.packing import pack, unpack
 from outlast.durable.rowcodec import (
     END_OF_STREAM,
     HEADER,
@@ -19,7 +20,6 @@ from outlast.durable.rowcodec import (
     decode_segment,
     encode_rows,
 )
-from outlast.durable.packing import pack, unpack
 from outlast.durable.segmentfile import INDEX, SegmentFile, SegmentIndex, read_saved
 from outlast.durable.segments import Held, SegmentStore
 from outlast.errors import CorruptData, DiskError, InvariantError, UnsupportedFormat
