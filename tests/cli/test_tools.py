@@ -219,8 +219,9 @@ def test_rollouts_without_a_model_keep_their_token_ids(
 def test_eval_gives_what_the_run_measured(run_dir: Path, newest: dict, outlast) -> None:
     found = answer(outlast("eval", run_dir, "--step", "4", "--json"))
     assert (found["checkpoint"], found["prompts"], found["failed"]) == ("step_000004", 8, 0)
-    assert found["recorded"] is not None
-    assert found["reward"] == pytest.approx(found["recorded"])
+    initial = answer(outlast("eval", run_dir, "--step", "0", "--json"))
+    assert initial["checkpoint"] == "bootstrap" and initial["recorded"] is not None
+    assert initial["reward"] == pytest.approx(initial["recorded"])
     below = answer(outlast("eval", run_dir, "--snapshot", newest["id"], "--size", "2", "--json"))
     assert (below["checkpoint"], below["steps_not_included"]) == (
         "step_000004",

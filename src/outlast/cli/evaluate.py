@@ -47,7 +47,8 @@ def evaluate(
     *,
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     step: Annotated[
-        int | None, typer.Option(min=1, help="Trainer checkpoint; else the newest.")
+        int | None,
+        typer.Option(min=0, help="Trainer checkpoint, 0: the initial model; else the newest."),
     ] = None,
     snapshot: Annotated[
         str | None, typer.Option(metavar="ID", help="The trainer checkpoint under this cut.")

@@ -34,7 +34,8 @@ def export(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     to: Annotated[Path, typer.Option(help="New directory of the model.", show_default=False)],
     step: Annotated[
-        int | None, typer.Option(min=1, help="Trainer checkpoint; else the newest.")
+        int | None,
+        typer.Option(min=0, help="Trainer checkpoint, 0: the initial model; else the newest."),
     ] = None,
     recipe: Given = None,
     overrides: Overrides = None,

@@ -43,12 +43,14 @@ class TrainerState:
 def trainer_state(
     run_dir: PurePosixPath, listing: RunListing, *, step: int | None, snapshot: str | None
 ) -> TrainerState:
-    """Of ``step_N``, of what a snapshot is anchored to, else of the newest trainer checkpoint.
+    """Of ``step_N`` (0: the initial model), of a snapshot's anchor, else of the newest checkpoint.
 
     Every shard is verified. Raises NotRestorable, CorruptData or DiskError.
     """
     if snapshot is not None:
         return _anchor_of(run_dir, listing, found=cuts.find(listing, snapshot))
+    if step == 0:
+        return _initial(behind=0)
     if step is not None:
         return _verified(run_dir, cuts.find(listing, f"step_{step}"))
     checkpoints = [f for f in lineage_cuts(listing) if f.kind is TreeKind.TRAINER_CHECKPOINT]
