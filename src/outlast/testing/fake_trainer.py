@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from outlast.durable.files import Files, write_file
 from outlast.errors import InvariantError, RefusedState
@@ -44,8 +45,17 @@ class SeenGroup:
     newest: int
 
 
-Trained = Callable[[Step, tuple[SeenGroup, ...], str], None]
+class Trained(Protocol):
+    """Told of every optimizer step: what it really saw, and the weights it gave."""
+
+    def __call__(self, step: Step, groups: tuple[SeenGroup, ...], *, digest: str) -> None: ...
+
+
 Loaded = Callable[[TrainerVersion, str], None]
+
+
+def _unwatched(step: Step, groups: tuple[SeenGroup, ...], *, digest: str) -> None:
+    """Nobody watches."""
 
 
 class FakeTrainer:
@@ -71,7 +81,7 @@ class FakeTrainer:
         self._seen: list[SeenGroup] = []
         self._content: list[str] = []
         self._spread: list[float] = []
-        self.on_trained: Trained = lambda step, groups, digest: None
+        self.on_trained: Trained = _unwatched
         self.on_loaded: Loaded = lambda version, digest: None
 
     async def start(self, checkpoint: Path | None, version: TrainerVersion, /) -> None:
@@ -119,7 +129,7 @@ class FakeTrainer:
         text = "/".join((self._digest, str(step), *sorted(self._content)))
         self._digest = hashlib.sha256(text.encode()).hexdigest()
         self._version, self._open = TrainerVersion(step), None
-        self.on_trained(step, tuple(self._seen), self._digest)
+        self.on_trained(step, tuple(self._seen), digest=self._digest)
         await self._pause(0.05)
         if profile.strikes(step, TrainerFault.FAILS_AFTER):
             raise TrainerBroke(f"step {step}: lost a device after the update")

@@ -44,12 +44,12 @@ class Auditor(InstantLaws):
         while len(self._frozen) > FROZEN_MAX:
             del self._frozen[min(self._frozen)]
 
-    def trained(self, step: Step, groups: tuple[SeenGroup, ...], digest: str) -> None:
+    def trained(self, step: Step, groups: tuple[SeenGroup, ...], *, digest: str) -> None:
         """The trainer has taken an optimizer step over `groups`."""
         shadow, siblings = self.shadow, self.bounds.siblings
         ids = tuple(int(group.id) for group in groups)
         if step <= shadow.version:
-            self._replayed(step, ids, digest)
+            self._replayed(step, ids, digest=digest)
             return
         self.require(len(set(ids)) == len(ids), f"S1: step {step} trained a group twice: {ids}")
         self.require(step == shadow.version + 1, f"S7: step {step} at version {shadow.version}")
@@ -78,7 +78,7 @@ class Auditor(InstantLaws):
         shadow.weights[step] = digest
         self._stepped = (step, ids)
 
-    def _replayed(self, step: Step, ids: tuple[int, ...], digest: str) -> None:
+    def _replayed(self, step: Step, ids: tuple[int, ...], *, digest: str) -> None:
         """A step of an earlier life is executed again: same groups, same weights, in order."""
         shadow = self.shadow
         before = {group for group, when in shadow.trained.items() if when == step}
@@ -190,6 +190,8 @@ class Auditor(InstantLaws):
         pair, payload, foreign = self._engine()
         self.require(not foreign, f"S3: requests of dead lives run on in the engine: {foreign}")
         version = self.shadow.version
+        if self._replay_at is not None:  # a stop request ended the replay early
+            version = self._replay_at - 1
         digest = self.shadow.weights.get(version, INITIAL)
         self.require(
             pair is not None and (pair.incarnation, pair.version) == (self._life, version),

@@ -57,7 +57,7 @@ class Outside:
 class WatchedPlane:
     """A plane that tells the auditor what was stored and when it was frozen."""
 
-    def __init__(self, inner: DataPlane, auditor: Auditor, pulse: Pulse) -> None:
+    def __init__(self, inner: DataPlane, auditor: Auditor, *, pulse: Pulse) -> None:
         self._inner, self._auditor, self._pulse = inner, auditor, pulse
 
     async def put(self, rows: Sequence[Row], /) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class SimLife:
     """One controller in one loop, until it returns, fails or is killed."""
 
     def __init__(
-        self, number: int, settings: RunSettings, outside: Outside, *, seed: int, start_s: float
+        self, number: int, settings: RunSettings, *, outside: Outside, seed: int, start_s: float
     ) -> None:
         self.number = number
         self.pulse = Pulse()
@@ -143,7 +143,7 @@ class SimLife:
             incarnation=incarnation,
             offload=self.world.offload,
         )
-        self.plane = WatchedPlane(inner, self._outside.auditor, self.pulse)
+        self.plane = WatchedPlane(inner, self._outside.auditor, pulse=self.pulse)
         return self.plane
 
     def _make_trainer(self, plane: DataPlane) -> FakeTrainer:

@@ -53,7 +53,7 @@ def run_lineage(plan: LineagePlan) -> LineageResult:
     collecting = gc.isenabled()
     gc.disable()  # a collection runs finalizers at a moment that no seed decides
     try:
-        _play(sim, plan, result)
+        _play(sim, plan, result=result)
     except (LawBroken, Deadlock, Livelock) as broken:
         name = type(broken).__name__
         result.violation = str(broken) if name == "LawBroken" else f"L4: {name}: {broken}"
@@ -85,7 +85,7 @@ def _collect(sim: Simulation, result: LineageResult) -> None:
     result.checks, result.lag_max = tally.checks, tally.lag_max
 
 
-def _play(sim: Simulation, plan: LineagePlan, result: LineageResult) -> None:
+def _play(sim: Simulation, plan: LineagePlan, *, result: LineageResult) -> None:
     for number, life in enumerate(plan.lives):
         if number:
             sim.resume(**_changes(sim, life))

@@ -57,17 +57,17 @@ def acknowledged_before_parent_sync() -> Iterator[None]:
     """The rename into place is acknowledged before the directory holding it is synced."""
     real = TmpTree.commit
 
-    def commit(self: TmpTree, manifest: Any, live: Any) -> None:
+    def commit(self: TmpTree, *args: Any, **kw: Any) -> None:
         files = self._files
         sync = files.fsync_dir
-        skip = live.parent
+        skip = (kw["live"] if "live" in kw else args[1]).parent
 
         def fsync_dir(path: Any, /) -> None:
             if path != skip:
                 sync(path)
 
         with patch.object(files, "fsync_dir", fsync_dir):
-            real(self, manifest, live)
+            real(self, *args, **kw)
 
     with patch.object(TmpTree, "commit", commit):
         yield

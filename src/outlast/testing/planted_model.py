@@ -58,10 +58,10 @@ def filtered_credit_lost() -> Iterator[None]:
     """A filtered group keeps its admission: the sampler starves."""
     real = RecoveryState._drop
 
-    def drop(self: RecoveryState, group: GroupId, event: Event, *args: Any, **kw: Any) -> None:
-        if event is Event.FILTER:
+    def drop(self: RecoveryState, *args: Any, **kw: Any) -> None:
+        if Event.FILTER in args:
             kw["credit"] = False
-        real(self, group, event, *args, **kw)
+        real(self, *args, **kw)
 
     with patch.object(RecoveryState, "_drop", drop):
         yield

@@ -140,7 +140,7 @@ class Simulation(Readings):
             auditor=self.auditor,
         )
         number = len(self.ended) + 1
-        life = SimLife(number, settings, outside, seed=self.seed, start_s=self._now)
+        life = SimLife(number, settings, outside=outside, seed=self.seed, start_s=self._now)
         self.marks.begin(life.pulse, kill_at=None)
         self.disk.guard = life.pulse.check
         self.disk.on_change = self._changed

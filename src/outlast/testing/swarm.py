@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from typing import Any
 
 import msgspec
 
 from outlast.model import ledger
 from outlast.model.groups import GroupState
-from outlast.model.ids import GroupId
 from outlast.model.ledger import Ledger
 from outlast.model.table import Event, Refusal, targets
 from outlast.testing.lineage import LineageResult, run_lineage
@@ -119,13 +119,14 @@ def counting_cells(cells: Counter[str]) -> Iterator[None]:
     """Count the (state, event) cells that the ledger goes through."""
     real = Ledger._resolve
 
-    def resolve(self: Ledger, group_id: GroupId, event: Event) -> tuple[GroupState, ...]:
+    def resolve(self: Ledger, *where: Any) -> tuple[GroupState, ...]:
+        group_id, event = where
         group = self.groups.get(group_id)
         found = real(self, group_id, event)
         cells[f"{group.state if group else '-'} {event}"] += 1
         return found
 
-    ledger.Ledger._resolve = resolve  # type: ignore[method-assign]
+    ledger.Ledger._resolve = resolve  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
