@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from outlast.adapters.prompts.build import build_prompts
 from outlast.cli.failpoints import from_environment
+from outlast.cli.signals import driven
 from outlast.config.load import LoadedRecipe
 from outlast.config.schema import Recipe
 from outlast.durable.files import PosixFiles
@@ -50,7 +50,6 @@ from outlast.telemetry.events import AnyEvent, RunStarted
 from outlast.telemetry.sinks import DIRECTORY, JsonlSink, TensorBoardSink, telemetry_file
 from outlast.world import World, real_world
 
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
 _TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "chat_template", "vocab")
 
 
@@ -71,40 +70,9 @@ def run_training(loaded: LoadedRecipe, launch: Launch, *, sinks: Sequence[Sink] 
     bus = Bus(world.clock, *sinks, files)
     try:
         controller = _controller(loaded, launch, world=world, bus=bus)
-        return asyncio.run(_driven(controller))
+        return asyncio.run(driven(controller, grace_s=recipe.preemption.grace_s))
     finally:
         files.close()
-
-
-async def _driven(controller: Controller) -> Outcome:
-    """Run with SIGTERM and SIGINT asking for a last snapshot; a second one ends at once."""
-    loop = asyncio.get_running_loop()
-    for number in _STOPPING:
-        loop.add_signal_handler(number, _on_signal, controller, number)
-    after = signal.SIG_DFL
-    try:
-        outcome = await controller.run()
-        after = signal.SIG_IGN  # all is written and said: a signal must not turn the exit code
-        return outcome
-    finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # no gap with the default action
-        for number in _STOPPING:
-            loop.remove_signal_handler(number)
-            signal.signal(number, after)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
-
-
-def _on_signal(controller: Controller, number: signal.Signals) -> None:
-    for again in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(again, lambda *_: _exit_now())
-    controller.stop(number.name)
-
-
-def _exit_now() -> None:
-    """A second signal: leave at once; the previous snapshot stands."""
-    import os
-
-    os._exit(75)
 
 
 class _RunFiles:

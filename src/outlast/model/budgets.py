@@ -47,9 +47,6 @@ class Budgets:
         """The oldest step that is owed a replacement."""
         return min(self._owed, default=None)
 
-    def is_owed(self, step: Step) -> bool:
-        return step in self._owed
-
     def owe(self, step: Step) -> None:
         """A later draw replaces a group of `step`."""
         self._owed[step] = self._owed.get(step, 0) + 1

@@ -26,7 +26,7 @@ from outlast.durable.manifest import (
 from outlast.durable.publish import replace_file
 from outlast.durable.restore import Plan, Resume, plan_restore
 from outlast.durable.snapshots import Publisher
-from outlast.errors import InvariantError
+from outlast.errors import DiskFull, InvariantError
 from outlast.model.cut import GENESIS, Anchor, AnchorKind
 from outlast.model.groups import AttemptState
 from outlast.model.ids import Incarnation, TrainerVersion
@@ -301,7 +301,10 @@ class Life:
     async def heartbeat(self) -> None:
         """Keep the lock's heartbeat fresh until the life ends."""
         while await self.board.sleep(HEARTBEAT_S):
-            await self._world.offload(self._held.beat)
+            try:
+                await self._world.offload(self._held.beat)
+            except DiskFull as error:  # the flock itself needs no space
+                self._bus.emit(events.Warned(message=f"the lock's heartbeat is late: {error}"))
 
     async def ended(self, reason: str) -> None:
         """Record an orderly end. A crash is recognised by the absence of this record."""

@@ -1,0 +1,54 @@
+"""P7 and L3 of the process itself: it leaves in time, whatever hangs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+HANGING = """
+import asyncio
+from outlast.cli.signals import driven
+
+class Sleeps:
+    async def run(self):
+        print("ready", flush=True)
+        await asyncio.sleep(60)
+
+    def stop(self, reason):
+        self.reason = reason
+
+asyncio.run(driven(Sleeps(), grace_s={grace}))
+"""
+
+
+def start(*, grace: float) -> subprocess.Popen[str]:
+    code = HANGING.format(grace=grace)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_l3_a_run_that_hangs_after_a_signal_leaves_when_the_grace_is_over() -> None:
+    process = start(grace=0.5)
+    process.terminate()
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert "the grace is over" in stderr and "the previous cut stands" in stderr
+
+
+def test_a_second_signal_leaves_at_once() -> None:
+    process = start(grace=60.0)
+    process.terminate()
+    time.sleep(0.5)
+    began = time.monotonic()
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert time.monotonic() - began < 20
