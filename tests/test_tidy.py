@@ -177,7 +177,9 @@ def test_docstring() -> None:
     ("text", "rule"),
     [
         ("try:\n    a\nexcept ValueError:\n    b", None),
-        ("try:\n    a\nexcept Exception:\n    raise", "broad-except"),
+        ("try:\n    a\nexcept Exception:\n    tidy_up()\n    raise", None),
+        ("try:\n    a\nexcept Exception:\n    raise ValueError", "broad-except"),
+        ("try:\n    a\nexcept Exception:\n    if b:\n        raise", "broad-except"),
         ("try:\n    a\nexcept:\n    b", "broad-except"),
         ("try:\n    a\nexcept (ValueError, BaseException):\n    b", "broad-except"),
         ("try:\n    a\nexcept builtins.Exception as e:\n    b", "broad-except"),

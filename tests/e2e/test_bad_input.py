@@ -115,7 +115,9 @@ def test_a_damaged_snapshot_is_named_and_the_next_older_one_used(
     run_dir: Path, tmp_path: Path, damage: str
 ) -> None:
     newest = max((run_dir / "snapshots").iterdir())
-    victim = newest / "state.json.zst" if damage != "truncated" else max((newest / "rows").iterdir())
+    victim = (
+        newest / "state.json.zst" if damage != "truncated" else max((newest / "rows").iterdir())
+    )
     data = victim.read_bytes()
     victim.unlink()  # rows are hard links: the segment itself stays whole
     if damage == "flipped":

@@ -8,6 +8,7 @@ May import: `runtime`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -23,7 +24,8 @@ async def driven(controller: Controller, *, grace_s: float) -> Outcome:
     """Run `controller` with the signals of this process asking it to stop."""
     loop = asyncio.get_running_loop()
     for number in STOPPING:
-        loop.add_signal_handler(number, _on_signal, controller, number, grace_s)
+        stop = functools.partial(_on_signal, controller, number, grace_s=grace_s)
+        loop.add_signal_handler(number, stop)
     after = signal.SIG_DFL
     try:
         outcome = await controller.run()
@@ -37,7 +39,7 @@ async def driven(controller: Controller, *, grace_s: float) -> Outcome:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
-def _on_signal(controller: Controller, number: signal.Signals, grace_s: float) -> None:
+def _on_signal(controller: Controller, number: signal.Signals, *, grace_s: float) -> None:
     for again in STOPPING:
         signal.signal(again, lambda *_: os._exit(PREEMPTED))
     deadline = threading.Timer(grace_s, _grace_over)
