@@ -317,3 +317,16 @@ def test_files_that_are_not_what_they_say_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"[\n1]\n")
     with pytest.raises(RecipeError, match="no columns can be read"):
         build_prompts(DatasetSection(source="jsonl", path=str(path)))
+
+
+def test_sums_split_by_problem_and_go_round_them_again() -> None:
+    section = DatasetSection(source="sums", size=200, args={"digits": 1})
+    source, held_out = build_prompts(section), build_prompts(section, held_out=True, size=64)
+    assert (len(source), len(held_out)) == (200, 20)
+    questions = {source.item(index).text for index in range(len(source))}
+    assert len(questions) == 80
+    assert source.item(0) == source.item(80)
+    assert not questions & {held_out.item(index).text for index in range(20)}
+    assert source.digest != held_out.digest
+    with pytest.raises(RecipeError, match="digits is 3; sums have 1 or 2"):
+        build_prompts(DatasetSection(source="sums", args={"digits": 3}))

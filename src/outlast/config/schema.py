@@ -32,7 +32,7 @@ class ModelSection(Section):
 class DatasetSection(Section):
     """Where prompts come from. Items are addressed by index; order is derived from `seed`."""
 
-    source: Literal["tiny", "reasoning_gym", "jsonl", "parquet", "hf"] = semantic(
+    source: Literal["tiny", "sums", "reasoning_gym", "jsonl", "parquet", "hf"] = semantic(
         "tiny", "kind of source"
     )
     name: str | None = semantic(None, "reasoning-gym task, or HF dataset directory")

@@ -13,7 +13,7 @@ from pathlib import Path
 from outlast.adapters.prompts.columns import Columns
 from outlast.adapters.prompts.files import open_files
 from outlast.adapters.prompts.hf import split_files
-from outlast.adapters.prompts.procedural import ReasoningGymPrompts, TinyPrompts
+from outlast.adapters.prompts.procedural import ReasoningGymPrompts, SumsPrompts, TinyPrompts
 from outlast.config.schema import DatasetSection
 from outlast.errors import RecipeError
 from outlast.ports import PromptItem, PromptSource
@@ -55,6 +55,9 @@ def _open(section: DatasetSection, *, held_out: bool, size: int | None) -> Promp
     items = section.size if size is None else size
     if section.source == "tiny":
         return TinyPrompts(seed=section.seed, size=items, held_out=held_out)
+    if section.source == "sums":
+        digits = section.args.get("digits", 1)
+        return SumsPrompts(seed=section.seed, size=items, digits=int(digits), held_out=held_out)
     if section.source == "reasoning_gym":
         if section.name is None:
             raise RecipeError("dataset.source is reasoning_gym; dataset.name must name its task")

@@ -1,7 +1,7 @@
 """Procedural sources: items made from (seed, index), identified by generator, version, arguments.
 
 Training and held-out items come from disjoint problems (tiny) or disjoint seeds (reasoning-gym).
-May import: `ports`, `errors`, `assets.tiny_task`; reasoning-gym inside functions only.
+May import: `ports`, `errors`, `assets`; reasoning-gym inside functions only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from outlast.assets import tiny_task
+from outlast.assets import sums_task, tiny_task
 from outlast.errors import DataFailure, RecipeError
 from outlast.ports import PromptItem
 
 HELD_OUT_OFFSET = 2**30
 """Added to the seed of held-out reasoning-gym items; a training source is smaller than that."""
 TINY_VERSION = "1"
+SUMS_VERSION = "1"
 
 
 def _identity(**parts: object) -> str:
@@ -49,6 +50,40 @@ class TinyPrompts:
         if not 0 <= index < self._size:
             raise IndexError(f"item {index} of a dataset of {self._size}")
         problem = tiny_task.item(index, self._seed, held_out=self._held_out)
+        return PromptItem(problem.prompt, fields={"answer": problem.answer})
+
+
+class SumsPrompts:
+    """Additions of two numbers in words. Training and held-out problems share no pair.
+
+    There are few (one digit: 80 and 20), so the indices go round them again.
+    """
+
+    def __init__(self, *, seed: int, size: int, digits: int, held_out: bool) -> None:
+        if digits not in (1, 2):
+            raise RecipeError(f"dataset.args.digits is {digits}; sums have 1 or 2")
+        self._seed, self._digits, self._held_out = seed, digits, held_out
+        distinct = sums_task.size(digits=digits, held_out=held_out)
+        self._size = min(size, distinct) if held_out else size
+
+    @property
+    def digest(self) -> str:
+        return _identity(
+            generator="sums",
+            version=SUMS_VERSION,
+            seed=self._seed,
+            size=self._size,
+            digits=self._digits,
+            held_out=self._held_out,
+        )
+
+    def __len__(self) -> int:
+        return self._size
+
+    def item(self, index: int) -> PromptItem:
+        if not 0 <= index < self._size:
+            raise IndexError(f"item {index} of a dataset of {self._size}")
+        problem = sums_task.item(index, self._seed, digits=self._digits, held_out=self._held_out)
         return PromptItem(problem.prompt, fields={"answer": problem.answer})
 
 
