@@ -21,7 +21,7 @@ PYTEST_WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-LAWS_DIRS := --ignore=tests/crash --ignore=tests/sim --ignore=tests/chaos
+LAWS_DIRS := --ignore=tests/crash --ignore=tests/sim --ignore=tests/e2e
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -98,7 +98,7 @@ crash: $(STAMPS)/dev ## crash-point enumeration of everything that touches the d
 sim: $(STAMPS)/dev ## deterministic simulation of the whole controller, longer than in CI
 	$(PY) -m outlast.testing.simulate $(ARGS)
 
-chaos: $(STAMPS)/dev ## kill -9, SIGTERM and power cuts against the real program
+chaos: $(STAMPS)/dev ## kill -9, SIGTERM, SIGSTOP and a full disk against the real program
 	$(PY) -m outlast.testing.chaos $(ARGS)
 
 bench: $(STAMPS)/dev ## ratios measured side by side in one run
