@@ -8,22 +8,26 @@ import time
 
 HANGING = """
 import asyncio
+import time
 from outlast.cli.signals import driven
 
 class Sleeps:
     async def run(self):
+        self.stopped = asyncio.Event()
         print("ready", flush=True)
-        await asyncio.sleep(60)
+        await (self.stopped.wait() if {obeys} else asyncio.sleep(60))
 
     def stop(self, reason):
-        self.reason = reason
+        self.stopped.set()
 
 asyncio.run(driven(Sleeps(), grace_s={grace}))
+{after}
 """
 
 
-def start(*, grace: float) -> subprocess.Popen[str]:
-    code = HANGING.format(grace=grace)
+def start(*, grace: float, after: str = "") -> subprocess.Popen[str]:
+    """A process in the run; with `after` it obeys a stop and goes on with that."""
+    code = HANGING.format(grace=grace, obeys=bool(after), after=after)
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
@@ -52,3 +56,11 @@ def test_a_second_signal_leaves_at_once() -> None:
     process.communicate(timeout=30)
     assert process.returncode == 75
     assert time.monotonic() - began < 20
+
+
+def test_a_run_that_ended_in_time_is_not_overtaken_by_its_grace() -> None:
+    """The deadline ends with the run: what the process does afterwards is its own business."""
+    process = start(grace=0.5, after="time.sleep(2); print('alive')")
+    process.terminate()
+    stdout, _ = process.communicate(timeout=30)
+    assert (process.returncode, stdout) == (0, "alive\n")

@@ -23,8 +23,10 @@ PREEMPTED = 75
 async def driven(controller: Controller, *, grace_s: float) -> Outcome:
     """Run `controller` with the signals of this process asking it to stop."""
     loop = asyncio.get_running_loop()
+    deadline = threading.Timer(grace_s, _grace_over)
+    deadline.daemon = True
     for number in STOPPING:
-        stop = functools.partial(_on_signal, controller, number, grace_s=grace_s)
+        stop = functools.partial(_on_signal, controller, number, deadline=deadline)
         loop.add_signal_handler(number, stop)
     after = signal.SIG_DFL
     try:
@@ -32,6 +34,7 @@ async def driven(controller: Controller, *, grace_s: float) -> Outcome:
         after = signal.SIG_IGN  # all is written and said: a signal must not turn the exit code
         return outcome
     finally:
+        deadline.cancel()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # no gap with the default action
         for number in STOPPING:
             loop.remove_signal_handler(number)
@@ -39,11 +42,11 @@ async def driven(controller: Controller, *, grace_s: float) -> Outcome:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
-def _on_signal(controller: Controller, number: signal.Signals, *, grace_s: float) -> None:
+def _on_signal(
+    controller: Controller, number: signal.Signals, *, deadline: threading.Timer
+) -> None:
     for again in STOPPING:
         signal.signal(again, lambda *_: os._exit(PREEMPTED))
-    deadline = threading.Timer(grace_s, _grace_over)
-    deadline.daemon = True
     deadline.start()
     controller.stop(number.name)
 
