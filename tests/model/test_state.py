@@ -323,3 +323,15 @@ def test_check_sees_a_lost_group() -> None:
     del state.ledger._groups[GroupId(0)]
     with pytest.raises(InvariantError, match="S5"):
         state.check()
+
+
+def test_abrupt_ends_blame_nobody_while_many_are_in_flight() -> None:
+    """Kills of a preemptible machine are not the fault of the prompts that happened to run."""
+    for siblings, blamed in ((2, 1), (9, 0)):
+        state, _ = run_state(in_order(), siblings=siblings)
+        (group, _) = state.admit(V0)
+        for _ in range(3):
+            for index in range(siblings):
+                state.dispatch(group.id, slot(index), version=V0)
+            state = restart(state, cut_of(state))
+        assert state.ledger.groups[group.id].siblings[0].data_failures == blamed

@@ -36,6 +36,16 @@ ABRUPT_ENDS_MAX = 3
 """Abrupt ends in a row after which a sibling's prompt is suspected of killing the controller."""
 
 
+SUSPECTS_MAX = 8
+"""With more siblings in flight an abrupt end says nothing about any one of them."""
+
+
+def in_flight(groups: Iterable[Group]) -> int:
+    """Siblings whose attempt was dispatched and has no result."""
+    flying = AttemptState.DISPATCHED
+    return sum(s.attempt.state is flying for group in groups for s in group.siblings)
+
+
 class Verdict(StrEnum):
     """What the ledger made of a result."""
 

@@ -33,7 +33,7 @@ from outlast.model.ids import (
 )
 from outlast.model.ids import Sequence as CutSequence
 from outlast.model.journal import Applied, Dropped, Journal, Replayed
-from outlast.model.ledger import Ledger, Verdict
+from outlast.model.ledger import SUSPECTS_MAX, Ledger, Verdict, in_flight
 from outlast.model.permits import Permits
 from outlast.model.plan import RunPlan
 from outlast.model.promotion import later_groups
@@ -95,8 +95,9 @@ class RecoveryState:
         state._budgets = Budgets.restored(plan, cut)
         state._next_position = cut.next_position
         state.duties, state.tokens_per_s = Duties(cut), cut.tokens_per_s
+        suspect = abrupt and in_flight(cut.groups) <= SUSPECTS_MAX
         for group in cut.groups:
-            state.ledger.reopen(group.id, anchor_step=anchor.version, abrupt=abrupt)
+            state.ledger.reopen(group.id, anchor_step=anchor.version, abrupt=suspect)
         check_restored(
             sampler, state._counters, groups=state.ledger.groups, version=state.steps.top
         )

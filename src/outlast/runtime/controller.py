@@ -184,6 +184,7 @@ class Controller:
     async def _drive(self, life: Life, pumps: _Pumps) -> Outcome:
         """Run the pumps until training is done or a stop is requested, then wind down."""
         board = life.board
+        failure: OutlastError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 workers = [
@@ -198,7 +199,9 @@ class Controller:
                     await asyncio.wait(workers)
                     validation.cancel()
         except* OutlastError as failures:
-            raise _first(failures) from None
+            failure = _first(failures)  # raised below: some Pythons group what is raised here
+        if failure is not None:
+            raise failure
         preempted = board.stopping is not None
         if preempted:
             return await self._wind_down(life, pumps)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import pickle
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,19 @@ def _load(reader: FileSystemReader, targets: dict[str, Any]) -> None:
     reader.read_data(planner.finish_plan(plans[0]), planner).wait()
 
 
+def _enum_member(kind: object, name: str) -> Enum:
+    """What some releases of Python pickle an enum member as: `getattr` of an allowed class."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind.__members__[name]
+    raise pickle.UnpicklingError(f"getattr of {name!r} does not belong into a DCP index")
+
+
 class _IndexUnpickler(pickle.Unpickler):
     """Builds the classes of a DCP index and refuses every other global."""
 
     def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         known = (module, name) in _INDEX_CLASSES
         if not known and isinstance(getattr(torch, name, None), torch.dtype) and module == "torch":
             known = True
