@@ -162,6 +162,17 @@ def test_a_full_disk_skips_snapshots_and_training_goes_on(tmp_path: Path) -> Non
     assert outlast("audit", tmp_path / "run").returncode == 0
 
 
+def test_a_disk_that_stays_full_ends_the_run_with_74_and_what_to_do(tmp_path: Path) -> None:
+    command = ("train", *sets("algorithm.max_num_steps=3"), "--run-dir", tmp_path / "run")
+    full = outlast(*command, environment={"OUTLAST_FAILPOINT": "snapshot.cut:disk_full:1+"})
+    assert full.returncode == 74, full.stderr
+    assert "The last snapshot could not be written" in full.stderr
+    assert "run the same command again" in full.stderr
+    done = outlast(*command)
+    assert done.returncode == 0, done.stderr
+    assert outlast("audit", tmp_path / "run").returncode == 0
+
+
 def _dataset(path: Path) -> None:
     """Twelve prompts of the built-in demo; row 5 is no JSON, and row 2 has no answer."""
     source = build_prompts(load_recipe(None, ()).recipe.dataset)

@@ -181,5 +181,11 @@ class SnapshotPump:
         if reason is SkipReason.DISK_FULL and not fatal:
             return
         self._failures += 1
-        if fatal or self._failures >= self._settings.failures_max:
-            raise error
+        if not fatal and self._failures < self._settings.failures_max:
+            return
+        standing = self._store.last_published or "what the run started from"
+        raise type(error)(
+            f"{error}. {'The last snapshot' if fatal else f'{self._failures} snapshots in a row'} "
+            f"could not be written; {standing} stands. Make room or mend the disk, then run the "
+            "same command again"
+        ) from error

@@ -19,10 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outlast.config.load import load_recipe
+from outlast.errors import Preempted
 from outlast.telemetry.events import AttemptDispatched
 from outlast.testing.chaos_blows import Kind, draw_blow
 from outlast.testing.chaos_judge import Books, Loss, look
-from outlast.testing.chaos_lives import PREEMPTED, Ended, Hung, Order, Pace, live
+from outlast.testing.chaos_lives import Ended, Hung, Order, Pace, live
 from outlast.testing.chaos_report import print_report, report_json
 from outlast.testing.chaos_verdict import Campaign, Death, Verdict
 
@@ -144,7 +145,7 @@ class _Lineage:
         where = f"lineage {self._number}, life {life}"
         verdict.lives += 1
         self._books.violations += [f"life {life}: {text}" for text in ended.complaints]
-        if ended.returncode == PREEMPTED and loss.siblings_lost:
+        if ended.returncode == Preempted.exit_code and loss.siblings_lost:
             self._books.violations.append(
                 f"life {life}: P7: {loss.siblings_lost} sealed siblings are not in the last cut"
             )

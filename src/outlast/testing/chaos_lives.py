@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outlast.cli.failpoints import VARIABLE
-from outlast.errors import OutlastError
+from outlast.errors import DiskError, OutlastError, Preempted
 from outlast.telemetry import events
 from outlast.testing.chaos_blows import Blow, Kind
 from outlast.testing.chaos_child import POLL_S, Child, Taped
@@ -21,7 +21,6 @@ from outlast.testing.chaos_child import POLL_S, Child, Taped
 START_MAX_S = 180.0
 """Longest start of a life, imports included; beyond it the program hangs."""
 GRACE_SLACK_S = 10.0
-PREEMPTED = 75
 REACH = 4.0
 """A failpoint that is not reached within so many typical lives is given up for a SIGKILL."""
 
@@ -182,12 +181,14 @@ def _complaints(code: int, blow: Blow | None, *, tape: Sequence[Taped]) -> list[
     if blow is not None:
         allowed |= {-signal.SIGKILL}
         if blow.kind in (Kind.TERM, Kind.TERM_AT, Kind.TERM_KILL) or blow.needs_term:
-            allowed |= {PREEMPTED}
+            allowed |= {Preempted.exit_code}
         if blow.kind is Kind.TERM:
             allowed -= {-signal.SIGKILL}
+        if blow.kind is Kind.DISK_FULL:  # the run reached its end and could not save its last state
+            allowed |= {DiskError.exit_code}
     wrong = [] if code in allowed else [f"exit code {code}; allowed: {sorted(allowed)}"]
     last = [taped.event for taped in tape if isinstance(taped.event, events.RunEnded)]
-    if code == PREEMPTED and (not last or last[-1].reason != "preempted"):
+    if code == Preempted.exit_code and (not last or last[-1].reason != "preempted"):
         wrong.append("P7: exit code 75 without the event of a preempted run")
     return wrong
 
