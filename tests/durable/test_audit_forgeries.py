@@ -98,6 +98,8 @@ def _dropped(group: int, *, name: int | None = None) -> Dropped:
         group=GroupId(group if name is None else name),
         ref=PromptRef(dataset="toy", epoch=epoch, index=index),
         reason=DropReason.STALE,
+        lengths=(),
+        unfinished=0,
     )
 
 

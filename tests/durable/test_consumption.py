@@ -28,9 +28,25 @@ def prompt(index: int) -> PromptRef:
 def records(count: int) -> list[JournalRecord]:
     made: list[JournalRecord] = []
     for i in range(count):
-        groups = (GroupId(i),)
-        made.append(Applied(step=Step(i + 1), groups=groups, refs=(prompt(i),), history="0" * 64))
-    made.append(Dropped(group=GroupId(99), ref=prompt(99), reason=DropReason.STALE))
+        made.append(
+            Applied(
+                step=Step(i + 1),
+                groups=(GroupId(i),),
+                refs=(prompt(i),),
+                history="0" * 64,
+                lengths=((i, 3),),
+                masked=((),),
+            )
+        )
+    made.append(
+        Dropped(
+            group=GroupId(99),
+            ref=prompt(99),
+            reason=DropReason.STALE,
+            lengths=(7,),
+            unfinished=1,
+        )
+    )
     made.append(Replayed(step=Step(1), outcome={"loss": 0.5}))
     return made
 

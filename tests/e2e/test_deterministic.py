@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ KILLS = 10
 DETERMINISTIC = (
     *SMALL,
     "deterministic=true",
+    "checkpointing.save_period=10",
     "async_rl.sampler.name=in_order",
     "async_rl.sampler.lookahead=0",
     "async_rl.min_groups_for_streaming_train=4",
@@ -49,7 +51,10 @@ def _trainer_state(run_dir: Path) -> tuple[str, dict[str, torch.Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_s11_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_s11_a_run_killed_between_trainer_checkpoints_ends_with_the_same_weights(
+    tmp_path: Path,
+) -> None:
+    """A trainer checkpoint every tenth step: what lies between is executed again from rows."""
     options = [part for override in DETERMINISTIC for part in ("--set", override)]
     twin = outlast("train", *options, "--run-dir", tmp_path / "twin")
     assert twin.returncode == 0, twin.stderr
@@ -67,6 +72,8 @@ def test_s11_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path: Path) -
     )
     assert verdict.violations == [] and verdict.finished == 1
     assert len(verdict.deaths) >= KILLS
+    report = json.loads(outlast("audit", tmp_path / "lineage_1" / "run", "--json").stdout)
+    assert report["ok"] and sum(life["replayed"] for life in report["incarnations"]) > 0
     undisturbed, expected = _trainer_state(tmp_path / "twin")
     killed, found = _trainer_state(tmp_path / "lineage_1" / "run")
     assert killed == undisturbed

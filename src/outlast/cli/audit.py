@@ -15,6 +15,7 @@ from outlast.cli.exits import Exit
 
 if TYPE_CHECKING:
     from outlast.durable.audit import AuditReport, LifeAudit
+    from outlast.durable.lengths import LengthAudit
     from outlast.telemetry.events import Restored
 
 SHOWN_MAX = 20
@@ -84,12 +85,56 @@ def _text(report: AuditReport, reused: dict[int, Restored]) -> str:
     ]
     header = ("life", "restored", "steps", "trained", "dropped", "replayed", "reused", "ended")
     lives = [_row(life, reused.get(life.incarnation)) for life in report.incarnations]
-    parts = [verdict, fmt.table(rows), "", columns(header, lives)]
+    parts = [verdict, fmt.table(rows), "", *_lengths(report.lengths), columns(header, lives)]
     parts += [f"passed over {name}: {reason}" for name, reason in report.rejected]
     shown = report.violations[:SHOWN_MAX]
     parts += [f"  - {line}" for line in shown]
     left = report.violations_total - len(shown)
     return "\n".join(parts + ([f"  - and {left} more"] if left else []))
+
+
+def _lengths(lengths: LengthAudit) -> list[str]:
+    """Lengths of trained responses against all that were finished."""
+    from outlast.cli.output import columns
+
+    found = {
+        "trained": lengths.trained,
+        "masked": lengths.masked,
+        "dropped": lengths.dropped,
+        "outstanding": lengths.outstanding,
+    }
+    rows = [
+        (
+            name,
+            f"{of.responses:,}",
+            *(f"{value:,.1f}" for value in (of.mean, of.p50, of.p90)),
+            f"{of.longest:,}",
+        )
+        for name, of in found.items()
+        if of.responses
+    ]
+    if not rows:
+        return []
+    header = ("finished responses", "count", "mean tokens", "p50", "p90", "longest")
+    return [columns(header, rows), f"length bias: {_bias(lengths)}", ""]
+
+
+def _bias(lengths: LengthAudit) -> str:
+    late = f"; {lengths.unfinished:,} dropped before they finished" if lengths.unfinished else ""
+    left_out = lengths.masked.responses + lengths.dropped.responses
+    if lengths.ratio is None:
+        return f"nothing was trained yet{late}"
+    if not left_out:
+        return f"none, every finished response was trained{late}"
+    if lengths.z is None:
+        return f"{left_out:,} responses were not trained, too few groups to judge{late}"
+    means = (
+        f"trained responses have {lengths.ratio:.3f} of the mean length of all (z {lengths.z:+.1f})"
+    )
+    if not lengths.biased:
+        return f"not shown, {means}{late}"
+    kind = "short" if lengths.z < 0 else "long"
+    return f"WARNING, {kind} responses are preferred: {means}{late}"
 
 
 def _row(life: LifeAudit, event: Restored | None) -> tuple[str, ...]:

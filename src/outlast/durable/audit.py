@@ -17,6 +17,7 @@ from outlast.durable import names
 from outlast.durable.consumption import read_log
 from outlast.durable.cuts import Newest, newest_cut, read_chain
 from outlast.durable.files import Files
+from outlast.durable.lengths import LengthAudit, LengthBooks
 from outlast.durable.listing import read_run
 from outlast.durable.manifest import RunListing
 from outlast.errors import CorruptData, UnsupportedFormat
@@ -71,6 +72,8 @@ class AuditReport:
     """Drawn, and nowhere to be found."""
     repeated: int
     """Trained, dropped or outstanding more than once."""
+    lengths: LengthAudit
+    """Response lengths of what was trained against all that was finished: a warning at most."""
     incarnations: tuple[LifeAudit, ...]
     violations: tuple[str, ...]
     violations_total: int
@@ -132,6 +135,7 @@ class _Account:
     missing: int = 0
     outstanding: int = 0
     datasets: set[str] = field(default_factory=set)
+    lengths: LengthBooks = field(default_factory=LengthBooks)
     violations: list[str] = field(default_factory=list)
     violations_total: int = 0
     _where: str = ""
@@ -172,6 +176,7 @@ class _Account:
             self.violation(f"{where}: follows version {self.version}; steps must be consecutive")
         if len(record.refs) != len(record.groups):
             self.violation(f"{where}: {len(record.groups)} groups, {len(record.refs)} prompts")
+        self.lengths.applied(record)
         self.steps[record.step] = record
         self.histories[record.step] = record.history
         for group, prompt in zip(record.groups, record.refs, strict=False):
@@ -179,6 +184,7 @@ class _Account:
                 self.trained[group] = record.step
 
     def _dropped(self, record: Dropped) -> None:
+        self.lengths.dropped(record)
         where = f"{self._where}: dropped group {record.group}"
         if self._settle(record.group, record.ref, where=where):
             self.dropped[record.group] = str(record.reason)
@@ -241,6 +247,7 @@ class _Account:
             self.datasets.add(group.prompt.dataset)
             if group.state not in (GroupState.APPLIED, GroupState.REPLAY):
                 outstanding[group.id] += 1
+                self.lengths.outstanding(group)
             elif self.trained.get(group.id) != group.step:
                 held = f"group {group.id} is {group.state} by step {group.step}"
                 self.violation(f"{self._where}: {held}, but {self._said(group.id)}")
@@ -349,6 +356,7 @@ def _report(
         outstanding=account.outstanding,
         skipped=account.missing,
         repeated=sum(account.repeats.values()),
+        lengths=account.lengths.close(),
         incarnations=tuple(lives),
         violations=tuple(account.violations),
         violations_total=account.violations_total,

@@ -6,12 +6,13 @@ step is never counted as trained (S1). May import: `ids`, `groups`, `cut`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from outlast.model.cut import LogPosition
-from outlast.model.groups import DropReason, PromptRef
+from outlast.model.groups import DropReason, Group, PromptRef, StepRecord
 from outlast.model.ids import GroupId, Step
 
 
@@ -24,6 +25,27 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     refs: tuple[PromptRef, ...]
     """Of `groups`, in the same order."""
     history: str
+    lengths: tuple[tuple[int, ...], ...]
+    """Response tokens of the siblings trained, by group in the order of `groups`."""
+    masked: tuple[tuple[int, ...], ...]
+    """The same of the siblings that `keep` left out."""
+
+    @classmethod
+    def of(cls, record: StepRecord, groups: Sequence[Group]) -> Applied:
+        """The record of a finished step over `groups`, in training order."""
+        return cls(
+            step=record.step,
+            groups=record.groups,
+            refs=tuple(group.prompt for group in groups),
+            history=record.history,
+            lengths=tuple(_lengths(group, keep=True) for group in groups),
+            masked=tuple(_lengths(group, keep=False) for group in groups),
+        )
+
+
+def _lengths(group: Group, *, keep: bool) -> tuple[int, ...]:
+    pairs = zip(group.receipts(), group.keep, strict=True)
+    return tuple(receipt.response_tokens for receipt, kept in pairs if kept is keep)
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="dropped"):
@@ -32,6 +54,21 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     group: GroupId
     ref: PromptRef
     reason: DropReason
+    lengths: tuple[int, ...]
+    """Response tokens of its finished siblings."""
+    unfinished: int
+    """How many siblings were not."""
+
+    @classmethod
+    def of(cls, group: Group, reason: DropReason) -> Dropped:
+        lengths = tuple(receipt.response_tokens for receipt in group.receipts())
+        return cls(
+            group=group.id,
+            ref=group.prompt,
+            reason=reason,
+            lengths=lengths,
+            unfinished=len(group.siblings) - len(lengths),
+        )
 
 
 class Replayed(

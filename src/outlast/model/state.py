@@ -289,10 +289,7 @@ class RecoveryState:
         for group in groups:
             self.ledger.apply(group)
         self._budgets.step_done(record.step)
-        refs = tuple(group.prompt for group in held)
-        self._journal.append(
-            Applied(step=record.step, groups=record.groups, refs=refs, history=record.history)
-        )
+        self._journal.append(Applied.of(record, held))
         return record
 
     def replay(self, outcome: dict[str, float]) -> StepRecord:
@@ -396,4 +393,4 @@ class RecoveryState:
         group = self.ledger.drop(group_id, event, reason=reason)
         if credit:
             self._counters = self.sampler.credited(self._counters, 1)
-        self._journal.append(Dropped(group=group.id, ref=group.prompt, reason=reason))
+        self._journal.append(Dropped.of(group, reason))

@@ -37,7 +37,6 @@ from outlast.model.cut import (
 from outlast.model.groups import Group
 from outlast.model.ids import (
     AttemptKey,
-    GroupId,
     Incarnation,
     Sequence,
     Step,
@@ -211,9 +210,17 @@ class Life:
         version = TrainerVersion(self.state.anchor.version + 1)
         history = history_at(version, self.incarnation)
         victims = sorted(self.state.groups)[:consumed]
-        ids = tuple(GroupId(number) for number in victims)
-        refs = tuple(self.state.groups[number].prompt for number in victims)
-        self.log.append(Applied(step=Step(version), groups=ids, refs=refs, history=history))
+        held = [self.state.groups[number] for number in victims]
+        self.log.append(
+            Applied(
+                step=Step(version),
+                groups=tuple(group.id for group in held),
+                refs=tuple(group.prompt for group in held),
+                history=history,
+                lengths=tuple(() for _ in held),
+                masked=tuple(() for _ in held),
+            )
+        )
         keys = [r.key for n in victims for r in self.state.groups[n].receipts()]
         anchor = Anchor(kind=AnchorKind.CHECKPOINT, version=version, history=history)
         before, self.state = self.state, self._trained(victims, keys, anchor=anchor)
