@@ -199,5 +199,10 @@ class MemoryPlane:
 
 def _prepare(rows: Sequence[Row]) -> list[Held]:
     """Rows as they will read back (reward rounded to its stored float32), with digests."""
-    stored = [replace(row, reward=float(np.float32(row.reward))) for row in rows]
+    stored = (_stored(row) for row in rows)
     return [Held(row, row_digest(row)) for row in stored]
+
+
+def _stored(row: Row) -> Row:
+    reward = float(np.float32(row.reward))
+    return row if reward == row.reward else replace(row, reward=reward)
