@@ -81,8 +81,8 @@ def row_digest(row: Row) -> str:
     digest = hashlib.sha256()
     digest.update(struct.pack("<II", len(row.prompt_ids), len(row.response_ids)))
     for column in (row.prompt_ids, row.response_ids, row.logprobs, row.weight_versions):
-        digest.update(np.ascontiguousarray(column))
-    digest.update(np.packbits(row.loss_mask))
+        digest.update(np.ascontiguousarray(column).data)
+    digest.update(np.packbits(row.loss_mask).data)
     digest.update(struct.pack("<f?", row.reward, row.mask_sample))
     for name in sorted(row.extras):
         digest.update(f"{name}\0".encode() + struct.pack("<d", row.extras[name]))

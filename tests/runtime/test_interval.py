@@ -69,3 +69,10 @@ def test_auto_follows_costs_that_grow() -> None:
     for cost in [0.02] * 100 + [0.5] * COSTS_KEPT:
         cadence.measured(cost)
     assert cadence.interval_s == pytest.approx(60.0)
+
+
+def test_auto_tells_of_changes_that_matter() -> None:
+    cadence = Cadence(SHORTEST_S, mtbf_s=3_600.0)
+    assert cadence.measured(0.02)
+    assert not cadence.measured(0.021)
+    assert cadence.measured(0.08)

@@ -129,6 +129,7 @@ def one_of_each() -> tuple[AnyEvent, ...]:
         skipped(),
         validation(),
         gauges(),
+        events.IntervalChosen(interval_s=12.0, cost_s=0.02),
         events.Stalled(seconds=10.0, waiting=(("train", "buffered groups"),)),
         events.Warned(message="keep_latest_k is 1"),
         events.RunEnded(reason="preempted", trainer_version=13, last_cut="snapshot_000008"),

@@ -57,4 +57,4 @@ def test_everything_is_folded() -> None:
     assert progress.snapshot == samples.published()
     assert progress.validations == [samples.validation()]
     assert progress.ended is not None and progress.ended.last_cut == "snapshot_000008"
-    assert progress.last_wall == 119.0
+    assert progress.last_wall == 120.0

@@ -93,6 +93,7 @@ _TOLD = (
     | events.CheckpointPublished
     | events.SnapshotPublished
     | events.SnapshotSkipped
+    | events.IntervalChosen
     | events.ValidationFinished
     | events.Stalled
     | events.Warned
@@ -135,7 +136,7 @@ class PlainLines(_Quiet):
             case events.StepFinished():
                 assert self._progress.last_step is not None
                 return report.step_line(self._progress.last_step, self._progress, now=wall)
-            case events.ValidationFinished() | events.StepReplayed():
+            case events.ValidationFinished() | events.StepReplayed() | events.IntervalChosen():
                 return report.note(event)
             case events.SnapshotPublished() if event.final:
                 return report.note(event)

@@ -108,6 +108,11 @@ def note(event: AnyEvent) -> str | None:
                 f"{kind} {event.sequence}: {fmt.plural(event.rows, 'row')}, "
                 f"{fmt.size(event.bytes_written)} new, loop held {1e3 * event.hold_s:.1f} ms"
             )
+        case events.IntervalChosen():
+            return (
+                f"a snapshot costs {fmt.duration(event.cost_s)}: from now on one every "
+                f"{fmt.duration(event.interval_s)}"
+            )
         case events.StepReplayed() if not event.differences:
             return f"step {event.step} replayed in {fmt.duration(event.seconds)}"
         case events.ValidationFinished():

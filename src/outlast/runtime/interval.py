@@ -21,6 +21,9 @@ FIRST_S = SHORTEST_S
 COSTS_KEPT = 32
 """Latest costs that the mean is taken over: rows grow during a run, and costs with them."""
 
+TELL_FROM = 0.1
+"""A change by this share is worth an event."""
+
 
 def optimal_interval(*, mtbf_s: float, cost_s: float) -> float:
     """sqrt(2 x MTBF x cost) in seconds (Young 1974), not bounded."""
@@ -67,12 +70,22 @@ class Cadence:
     def __init__(self, interval_s: float | None, *, mtbf_s: float | None) -> None:
         self.interval_s = interval_s
         self._mtbf_s = mtbf_s
+        self.cost_s = 0.0
+        """Mean cost that the interval was chosen from."""
+        self._told_s = interval_s
         self._costs: deque[float] = deque(maxlen=COSTS_KEPT)
 
-    def measured(self, cost_s: float) -> None:
-        """A snapshot took `cost_s` from its cut to its acknowledgement."""
-        if self._mtbf_s is None or self.interval_s is None:
-            return
+    def measured(self, cost_s: float) -> bool:
+        """A snapshot took `cost_s` from its cut to its acknowledgement.
+
+        True when the interval has moved so far since the last True that somebody should know.
+        """
+        if self._mtbf_s is None or self.interval_s is None or self._told_s is None:
+            return False
         self._costs.append(cost_s)
-        mean = sum(self._costs) / len(self._costs)
-        self.interval_s = chosen_interval(mtbf_s=self._mtbf_s, cost_s=mean)
+        self.cost_s = sum(self._costs) / len(self._costs)
+        self.interval_s = chosen_interval(mtbf_s=self._mtbf_s, cost_s=self.cost_s)
+        moved = abs(self.interval_s - self._told_s) >= TELL_FROM * self._told_s
+        if moved:
+            self._told_s = self.interval_s
+        return moved

@@ -174,6 +174,12 @@ class SnapshotPump:
                 final=final,
             )
         )
+        if self._cadence.measured(clock.monotonic() - taken.at):
+            board.bus.emit(
+                events.IntervalChosen(
+                    interval_s=self._cadence.interval_s or 0.0, cost_s=self._cadence.cost_s
+                )
+            )
 
     def _count(self, error: DiskError, reason: SkipReason, *, fatal: bool) -> None:
         """A failed save leaves the previous snapshot standing; too many in a row stop the run."""

@@ -161,6 +161,14 @@ class SnapshotSkipped(Event, frozen=True, kw_only=True, tag=True):
     detail: str = ""
 
 
+class IntervalChosen(Event, frozen=True, kw_only=True, tag=True):
+    """`snapshot_attempt_interval_s: auto` follows what snapshots cost."""
+
+    interval_s: float
+    cost_s: float
+    """Mean seconds from cut to acknowledgement of the latest snapshots."""
+
+
 class ValidationFinished(Event, frozen=True, kw_only=True, tag=True):
     version: int
     reward: float
@@ -179,6 +187,8 @@ class Gauges(Event, frozen=True, kw_only=True, tag=True):
     claimed_groups: int
     inflight_siblings: int
     tokens_per_s: float
+    generated_tokens: int = 0
+    """Decoded by this life so far, what was lost to failed attempts included."""
     last_snapshot_age_s: float | None
     at_risk_tokens: int
     """Lost if the controller were killed now."""
@@ -217,6 +227,7 @@ AnyEvent = (
     | CheckpointPublished
     | SnapshotPublished
     | SnapshotSkipped
+    | IntervalChosen
     | ValidationFinished
     | Gauges
     | Stalled

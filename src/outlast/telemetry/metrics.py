@@ -19,6 +19,7 @@ from outlast.telemetry.events import (
     CheckpointPublished,
     Gauges,
     GroupDropped,
+    IntervalChosen,
     Restored,
     ResultIgnored,
     SiblingSealed,
@@ -76,6 +77,8 @@ class MetricsView:
                 return (*self._points(_snapshot(event)), *self._outcome(PUBLISHED))
             case SnapshotSkipped():
                 return self._outcome(f"reason_{event.reason}")
+            case IntervalChosen():
+                return self._points({"rollout/checkpoint/interval_seconds": event.interval_s})
             case Restored():
                 self._step = event.trainer_version
                 return self._points(_restored(event))
