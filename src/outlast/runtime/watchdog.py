@@ -76,6 +76,7 @@ class Watchdog:
             claimed_groups=board.count(GroupState.CLAIMED),
             inflight_siblings=len(board.inflight),
             tokens_per_s=rate,
+            generated_tokens=board.generated_tokens,
             last_snapshot_age_s=None if last is None else now - last,
             at_risk_tokens=at_risk_tokens,
             at_risk_s=at_risk_s,
