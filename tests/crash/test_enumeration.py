@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from outlast.durable import names
+from outlast.durable.segmentfile import INDEX
 from outlast.testing import crashes
 from outlast.testing.crash_scripts import long_script, short_script
 
@@ -15,6 +17,7 @@ def test_a1_to_a6_hold_on_every_crash_state_of_two_snapshots_and_a_checkpoint(
     assert tally.judged > 200
     assert tally.rot["fallback"] > 20, "damage of the newest cut must lead to an older one"
     assert tally.rot["refused"] > 5, "damage of the run's own records must be refused"
+    assert {names.PREFIXES, names.STATE, INDEX} <= tally.rotten, "prefixes and packed files rot too"
 
 
 def test_a1_to_a6_hold_while_every_kind_of_retention_has_victims(

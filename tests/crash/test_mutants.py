@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outlast.testing.crash_mutants import EQUIVALENT, MUTANTS, Mutant
+from outlast.testing.crash_prefix_mutants import PREFIX_MUTANTS
 from outlast.testing.crashes import run_mutant
 
 SLOW = frozenset(
@@ -20,7 +21,9 @@ SLOW = frozenset(
 )
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mutant", (*MUTANTS, *PREFIX_MUTANTS), ids=lambda m: m.name.replace(" ", "-")
+)
 def test_mutant_is_killed(mutant: Mutant, exhaustive: bool, told: list[str]) -> None:
     if mutant.name in SLOW and not exhaustive:
         pytest.skip("takes seconds; `make crash` runs it")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from outlast.testing.crash_disk import CrashDisk
 from outlast.testing.crash_facts import Promises
@@ -40,6 +41,8 @@ class Tally:
     judged: int = 0
     points: int = 0
     rot: Counter[str] = field(default_factory=Counter)
+    rotten: set[str] = field(default_factory=set)
+    """Names of the files that model R damaged."""
 
     def line(self) -> str:
         """One line for a test summary."""
@@ -136,4 +139,5 @@ class Enumeration:
         """Model R on the tree as it stands."""
         for what, image in rotten_images(disk.visible()):
             self.tally.states["R"] += 1
+            self.tally.rotten.add(PurePosixPath(what.split(" ")[0]).name)
             self.tally.rot[judge_rot(what, image, promises=promises)] += 1

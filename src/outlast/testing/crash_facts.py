@@ -25,7 +25,7 @@ from outlast.model.cut import (
     AnchorKind,
     Cut,
 )
-from outlast.model.groups import Group, PromptRef
+from outlast.model.groups import AttemptState, Group, GroupState, PromptRef, RecoveryLevel
 from outlast.model.ids import (
     AttemptKey,
     GroupId,
@@ -42,6 +42,7 @@ RECIPE = b"seed: 1\n"
 SIZE, SEED = 64, 7
 _ORDER = DatasetOrder(seed=SEED, size=SIZE)
 KEEP_SNAPSHOTS = 2
+PREFIX_TOKENS_MAX = 64
 
 
 class _Clock:
@@ -103,6 +104,41 @@ def group_of(group: int, incarnation: int) -> Group:
     attempt = msgspec.structs.replace(sibling.attempt, key=held.row.key)
     sealed = msgspec.structs.replace(sibling, attempt=attempt, receipt=receipt)
     return msgspec.structs.replace(made, siblings=(sealed,))
+
+
+@cache
+def prefix_of(group: int, incarnation: int, tokens: int) -> Row:
+    """The first `tokens` tokens of a response that never ends; no reward yet."""
+    whole = np.random.default_rng(1_000 + group)
+    ids, logprobs = whole.integers(0, 50, PREFIX_TOKENS_MAX), whole.random(PREFIX_TOKENS_MAX)
+    return Row(
+        key=AttemptKey(GroupId(group), SiblingIndex(0), Incarnation(incarnation), 0),
+        prompt_ids=np.arange(2, dtype=np.int32),
+        response_ids=ids[:tokens].astype(np.int32),
+        logprobs=logprobs[:tokens].astype(np.float32),
+        weight_versions=np.zeros(tokens, np.int32),
+        loss_mask=np.ones(tokens, np.bool_),
+        reward=0.0,
+        mask_sample=False,
+    )
+
+
+@cache
+def open_group_of(group: int, incarnation: int) -> Group:
+    """The same prompt as in `group_of`, its one attempt still decoding under level token."""
+    sealed = group_of(group, incarnation)
+    sibling = sealed.siblings[0]
+    attempt = msgspec.structs.replace(sibling.attempt, state=AttemptState.DISPATCHED)
+    growing = msgspec.structs.replace(sibling, attempt=attempt, receipt=None)
+    return msgspec.structs.replace(
+        sealed,
+        state=GroupState.OPEN,
+        level=RecoveryLevel.TOKEN,
+        siblings=(growing,),
+        position=None,
+        trained_rewards=(),
+        keep=(),
+    )
 
 
 def history_at(version: int, incarnation: int) -> str:

@@ -25,7 +25,7 @@ from outlast.model.cut import AnchorKind
 from outlast.model.ids import Incarnation
 from outlast.rows import row_digest
 from outlast.testing.crash_disk import CrashDisk
-from outlast.testing.crash_facts import RUN_DIR, Promises
+from outlast.testing.crash_facts import RUN_DIR, Promises, prefix_of
 from outlast.testing.crash_image import Image, Signature, is_scratch
 from outlast.testing.crash_scenario import Life
 
@@ -180,6 +180,7 @@ def _judge_content(disk: CrashDisk, life: Life, *, promises: Promises) -> None:
             row is not None and row_digest(row) == receipt.digest,
             message=f"row {receipt.key}",
         )
+    _judge_prefixes(life)
     read_log(disk, RUN_DIR / names.CONSUMPTION, position=cut.log)
     if isinstance(life.plan, Resume) and life.plan.anchor_tree is not None:
         directory = RUN_DIR / life.plan.anchor_tree.path / names.TRAINER / "rank_0"
@@ -187,6 +188,18 @@ def _judge_content(disk: CrashDisk, life: Life, *, promises: Promises) -> None:
         require(
             "A1", disk.read(directory / "shard_1.bin") == wanted, message="trainer shard differs"
         )
+
+
+def _judge_prefixes(life: Life) -> None:
+    """A1: exactly the prefixes that the cut names, token by token."""
+    assert life.loaded is not None
+    loaded = {row.key: row for row in life.loaded.prefixes}
+    named = life.loaded.cut.prefixes
+    require("A1", loaded.keys() == {ref.key for ref in named}, message="prefixes differ")
+    for ref in named:
+        wanted = prefix_of(ref.key.group, ref.key.incarnation, ref.tokens)
+        same = row_digest(loaded[ref.key]) == row_digest(wanted)
+        require("A1", same, message=f"prefix of {ref.key}")
 
 
 def _judge_sweep(disk: CrashDisk, life: Life) -> None:

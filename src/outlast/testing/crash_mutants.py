@@ -61,7 +61,7 @@ def _quiet(self: object, *args: object, **kwargs: object) -> None:
 # ------------------------------------------------------------------ fsyncs that are left out
 
 
-def _skipping_fsync(skip: Callable[[str], bool]) -> Patch:
+def skipping_fsync(skip: Callable[[str], bool]) -> Patch:
     """fsync through the writing descriptor does nothing for paths that `skip` names."""
     original = CrashDisk.fsync_node
 
@@ -350,9 +350,9 @@ EQUIVALENT: tuple[Mutant, ...] = (Mutant("no parent fsync after a deletion", _de
 """Break no law: docs/decisions/003-what-the-crash-disk-assumes.md says why."""
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("no payload fsync", _skipping_fsync(_is_payload)),
-    Mutant("no manifest fsync", _skipping_fsync(lambda p: p.endswith(MANIFEST))),
-    Mutant("no marker fsync", _skipping_fsync(lambda p: p.endswith(COMMITTED))),
+    Mutant("no payload fsync", skipping_fsync(_is_payload)),
+    Mutant("no manifest fsync", skipping_fsync(lambda p: p.endswith(MANIFEST))),
+    Mutant("no marker fsync", skipping_fsync(lambda p: p.endswith(COMMITTED))),
     Mutant("trainer shards not synced when sealed", _shards_unsynced),
     Mutant("no directory fsync before the marker", _no_directory_sync_before_marker),
     Mutant("nested directory not synced", _nested_directories_forgotten),
@@ -371,13 +371,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("retention deletes an anchor in use", _anchor_deleted, long_script),
     Mutant("retry after a failed fsync", _failed_fsync_retried, retries_fsync=True),
     Mutant("link of an unfinished segment", _unfinished_segment_linked),
-    Mutant("link of an unsynced segment", _skipping_fsync(lambda p: p.endswith(".arrow"))),
+    Mutant("link of an unsynced segment", skipping_fsync(lambda p: p.endswith(".arrow"))),
     Mutant("append after link", _append_after_link),
     Mutant("bundled cut links instead of copying", _bundle_linked),
     Mutant("consumption log synced after COMMITTED", _log_after_marker, long_script),
     Mutant(
         "consumption log never synced",
-        _skipping_fsync(lambda p: f"/{names.CONSUMPTION}/" in p),
+        skipping_fsync(lambda p: f"/{names.CONSUMPTION}/" in p),
         long_script,
     ),
     Mutant("sweep before adoption", _sweep_before_adoption),

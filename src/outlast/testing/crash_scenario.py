@@ -1,8 +1,9 @@
 """A scripted controller life over the real durable layer, and what it promised while it lived.
 
 Small enough to be run some ten thousand times: groups of one row, no engine, no trainer. It goes
-through everything that touches the disk: lock, adoption, segments, consumption log, snapshots,
-trainer checkpoints, retention, sweep, restore. May import: `durable`, `config`, `testing`.
+through everything that touches the disk: lock, adoption, segments, consumption log, prefixes,
+snapshots, trainer checkpoints, retention, sweep, restore.
+May import: `durable`, `config`, `testing`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from outlast.model.cut import (
     Anchor,
     AnchorKind,
     Cut,
+    PrefixRef,
     SamplerState,
     SettledCounts,
 )
@@ -43,6 +45,7 @@ from outlast.model.ids import (
     TrainerVersion,
 )
 from outlast.model.journal import Applied
+from outlast.rows import Row
 from outlast.testing.crash_facts import (
     KEEP_SNAPSHOTS,
     RECIPE,
@@ -54,6 +57,8 @@ from outlast.testing.crash_facts import (
     group_of,
     history_at,
     make_world,
+    open_group_of,
+    prefix_of,
     row_of,
 )
 from outlast.world import Perhaps, no_mark
@@ -67,6 +72,8 @@ class _State:
 
     groups: dict[int, Group] = field(default_factory=dict)
     held: dict[AttemptKey, Held] = field(default_factory=dict)
+    prefixes: dict[int, Row] = field(default_factory=dict)
+    """What unfinished groups have decoded, by group."""
     drawn: int = 0
     trained: int = 0
     anchor: Anchor = _BOOTSTRAP
@@ -111,12 +118,14 @@ class Life:
         if isinstance(self.plan, Resume):
             self.loaded = reader.loaded(self.plan.cut)
             held = self.store.load(self.loaded.rows, self.loaded.cut.row_keys)
-            self._continue(self.loaded.cut, self.plan.anchor, held=held)
+            self._continue(self.loaded, self.plan.anchor, held=held)
 
-    def _continue(self, cut: Cut, anchor: Anchor, *, held: dict[AttemptKey, Held]) -> None:
+    def _continue(self, loaded: LoadedCut, anchor: Anchor, *, held: dict[AttemptKey, Held]) -> None:
+        cut = loaded.cut
         self.state = _State(
             groups={group.id: group for group in cut.groups},
             held=held,
+            prefixes={row.key.group: row for row in loaded.prefixes},
             drawn=cut.drawn,
             trained=cut.settled.trained,
             anchor=anchor,
@@ -190,6 +199,28 @@ class Life:
             self.state.groups[number] = group_of(number, self.incarnation)
         self.state.drawn += count
 
+    def begin(self, count: int) -> None:
+        """Draw `count` groups whose one attempt has decoded its first tokens."""
+        for number in range(self.state.drawn, self.state.drawn + count):
+            self.state.groups[number] = open_group_of(number, self.incarnation)
+            self.state.prefixes[number] = prefix_of(number, self.incarnation, 1)
+        self.state.drawn += count
+
+    def grow(self) -> None:
+        """Every unfinished attempt decodes three more tokens."""
+        for number, row in self.state.prefixes.items():
+            tokens = len(row.response_ids) + 3
+            self.state.prefixes[number] = prefix_of(number, row.key.incarnation, tokens)
+
+    def finish(self) -> None:
+        """Seal every unfinished attempt: its prefix is gone, its row is there."""
+        for number, row in self.state.prefixes.items():
+            held = row_of(number, row.key.incarnation)
+            self.store.append([held])
+            self.state.held[row.key] = held
+            self.state.groups[number] = group_of(number, row.key.incarnation)
+        self.state.prefixes = {}
+
     def snapshot(self) -> None:
         """Publish a periodic snapshot, then retain."""
         cut = self._cut(self.state.anchor)
@@ -197,7 +228,12 @@ class Life:
         try:
             saved = self._save(tree, link=True)
             self.publisher.publish_snapshot(
-                tree, cut=cut, rows=saved, fingerprint=_fingerprint(), recipe=RECIPE
+                tree,
+                cut=cut,
+                rows=saved,
+                prefixes=self.state.prefixes.values(),
+                fingerprint=_fingerprint(),
+                recipe=RECIPE,
             )
         except DiskError:
             tree.abandon()
@@ -209,7 +245,7 @@ class Life:
         """Train the oldest `consumed` groups, publish ``step_N`` with its bundled cut, retain."""
         version = TrainerVersion(self.state.anchor.version + 1)
         history = history_at(version, self.incarnation)
-        victims = sorted(self.state.groups)[:consumed]
+        victims = sorted(self.state.groups.keys() - self.state.prefixes.keys())[:consumed]
         held = [self.state.groups[number] for number in victims]
         self.log.append(
             Applied(
@@ -234,7 +270,13 @@ class Life:
             self._write_shards(tree, version)
             saved = self._save(tree, link=False)
             self.publisher.publish_checkpoint(
-                tree, cut=cut, rows=saved, fingerprint=_fingerprint(), recipe=RECIPE, metrics={}
+                tree,
+                cut=cut,
+                rows=saved,
+                prefixes=self.state.prefixes.values(),
+                fingerprint=_fingerprint(),
+                recipe=RECIPE,
+                metrics={},
             )
         except DiskError:
             tree.abandon()
@@ -290,7 +332,10 @@ class Life:
             reserve=(),
             sampler=SamplerState(name="in_order", admitted=0, credited=0, batches=0, own={}),
             settled=SettledCounts(trained=state.trained, dropped={}),
-            prefixes=(),
+            prefixes=tuple(
+                PrefixRef(key=row.key, tokens=len(row.response_ids))
+                for row in state.prefixes.values()
+            ),
             applied_steps=(),
             shortfalls={},
             owed={},

@@ -14,12 +14,15 @@ Script = Callable[[Life], None]
 
 
 def short_script(life: Life) -> None:
-    """Two snapshots and a trainer checkpoint, with retention of each."""
+    """Two snapshots and a trainer checkpoint, with retention of each; one attempt decodes on."""
     life.keep = 1
     life.draw(3)
+    life.begin(1)
     life.snapshot()
     life.draw(2)
+    life.grow()
     life.snapshot()
+    life.grow()
     life.step(2)
 
 
@@ -28,12 +31,14 @@ def long_script(life: Life) -> None:
     life.keep = 1
     life.draw(3)
     life.snapshot()
-    life.draw(2)
+    life.begin(2)
     life.snapshot()
     life.step(2)
+    life.grow()
     life.draw(2)
     life.snapshot()
     life.step(1)
+    life.finish()
     life.snapshot()
     life.step(3)
     life.draw(1)
@@ -60,6 +65,15 @@ class _Tolerant:
 
     def draw(self, count: int) -> None:
         self._life.draw(count)
+
+    def begin(self, count: int) -> None:
+        self._life.begin(count)
+
+    def grow(self) -> None:
+        self._life.grow()
+
+    def finish(self) -> None:
+        self._life.finish()
 
     def snapshot(self) -> None:
         self._life.keep = self.keep

@@ -19,6 +19,7 @@ from outlast.testing.crash_faults import FaultLoop, FaultTally, faults_of
 from outlast.testing.crash_image import Image
 from outlast.testing.crash_laws import LawBroken
 from outlast.testing.crash_mutants import EQUIVALENT, MUTANTS, Mutant
+from outlast.testing.crash_prefix_mutants import PREFIX_MUTANTS
 from outlast.testing.crash_scenario import Life
 from outlast.testing.crash_scripts import Script, long_script, short_script
 
@@ -45,6 +46,7 @@ def enumerate_script(script: Script, *, models: str, rot: bool = True) -> Tally:
 def second_life(life: Life) -> None:
     """What a restart does after its start: draw, publish, train a step that existed before."""
     life.draw(1)
+    life.grow()
     life.snapshot()
     life.step(1)
 
@@ -141,7 +143,7 @@ def report() -> str:
         "| mutant | killed by | after states | how it shows |",
         "|---|---|---|---|",
     ]
-    for mutant in MUTANTS:
+    for mutant in (*MUTANTS, *PREFIX_MUTANTS):
         killed = run_mutant(mutant)
         shown = killed.message.replace("|", "/").replace("\n", " ")[:110]
         lines.append(
