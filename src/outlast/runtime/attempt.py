@@ -100,8 +100,21 @@ class Attempts:
             self._pass_on(key, flight.prefix)
             late = InfrastructureFailure(f"no answer in {self._settings.timeout_s:g} s")
             return self.failed(key, FailureKind.INFRASTRUCTURE, error=late)
+        except asyncio.CancelledError:  # the run stops: its last cut must not lose the tokens
+            self._pass_on(key, flight.prefix)
+            raise
         finally:
             board.inflight.pop(key, None)
+
+    def unreadable(self, group_id: GroupId, index: SiblingIndex, *, error: DataFailure) -> None:
+        """Charge an attempt that ends before it begins: its prompt cannot be read. Tokens that wait
+        for the sibling go on waiting."""
+        board = self._board
+        version = board.acknowledged
+        key = board.state.dispatch(group_id, index, version=version)
+        event = events.AttemptDispatched(key=str(key), version=version, prefix_tokens=0)
+        board.bus.emit(event)
+        self.failed(key, FailureKind.DATA, error=error)
 
     def failed(self, key: AttemptKey, kind: FailureKind, *, error: RolloutFailure) -> FailureKind:
         """Charge a failed attempt, unless it was superseded meanwhile."""
@@ -113,7 +126,7 @@ class Attempts:
         return kind
 
     def _pass_on(self, key: AttemptKey, prefix: Prefix | None) -> None:
-        if prefix is not None:
+        if prefix is not None and key.group in self._board.state.ledger.groups:
             self._board.prefixes.leave(key, prefix)
 
     # ----------------------------------------------------------------------------- generation
@@ -172,11 +185,13 @@ class Attempts:
             yield request.prefix
         async for chunk in self._engine.generate(request):
             board.generated_tokens += len(chunk.ids)
+            # An environment may read on after its attempt has ended: by then the record has passed
+            # to another attempt, and these tokens belong to nobody (S3).
             if (flight := board.inflight.get(key)) is not None:
                 flight.tokens += len(chunk.ids)
-            if record is not None:
-                record.append(chunk)
-                board.prefix_tokens += len(chunk.ids)
+                if record is not None and flight.prefix is record:
+                    record.append(chunk)
+                    board.prefix_tokens += len(chunk.ids)
             yield chunk
 
     # -------------------------------------------------------------------------------- sealing

@@ -14,7 +14,7 @@ import asyncio
 from dataclasses import dataclass
 
 from outlast.errors import DataFailure
-from outlast.model.groups import FailureKind, Group, GroupState, RecoveryLevel
+from outlast.model.groups import Group, GroupState, RecoveryLevel
 from outlast.model.ids import GroupId, SiblingIndex
 from outlast.ports import DataPlane, Environment, GenerationEngine, PromptItem, PromptSource
 from outlast.runtime.attempt import Attempts, AttemptSettings
@@ -112,6 +112,7 @@ class RolloutPump:
         """Evict what the sampler gave up on; tasks of aborted groups end without a trace."""
         board = self._board
         for group_id in board.state.evict_stale():
+            board.prefixes.forget(group_id)
             board.bus.emit(events.GroupDropped(group=group_id, reason="stale"))
             if (task := self._tasks.get(group_id)) is not None:
                 task.cancel()
@@ -168,9 +169,7 @@ class RolloutPump:
             return await board.world.offload(self._prompts.item, group.prompt.index)
         except DataFailure as error:
             sibling = next(s for s in group.siblings if not s.sealed)
-            self._attempts.failed(
-                self._attempts.dispatch(group.id, sibling.index), FailureKind.DATA, error=error
-            )
+            self._attempts.unreadable(group.id, sibling.index, error=error)
             return None
 
     async def _siblings(self, group: Group, item: PromptItem) -> None:
@@ -191,6 +190,7 @@ class RolloutPump:
     def _give_up(self, group_id: GroupId) -> None:
         board = self._board
         board.state.give_up(group_id)
+        board.prefixes.forget(group_id)
         board.bus.emit(events.GroupDropped(group=group_id, reason="gave_up"))
         board.changed.notify()
 

@@ -30,6 +30,8 @@ from outlast.testing.scripts import Answer, EngineProfile
 from outlast.testing.world import Pulse
 
 Served = Callable[[WeightVersion, str], None]
+Requested = Callable[[GenerationRequest], None]
+Streamed = Callable[[GenerationRequest, TokenChunk], None]
 Finish = Literal["stop", "length", "aborted"] | None
 
 
@@ -49,6 +51,10 @@ class FakeEngine:
         self.profile = profile or EngineProfile()
         self.on_update: Served = lambda pair, payload: None
         """Called with what a weight update loaded."""
+        self.on_request: Requested = lambda request: None
+        """Called with every request that is accepted."""
+        self.on_chunk: Streamed = lambda request, chunk: None
+        """Called with every chunk, in the instant in which its consumer receives it."""
         self._scripted: dict[tuple[int, int | None, int | None], Answer] = {}
         self._running: dict[str, _Running] = {}
         self._served: WeightVersion | None = None
@@ -149,8 +155,10 @@ class FakeEngine:
         pulse.check()
         self._admit(request)
         run = self._running[request.id] = _Running(request.incarnation)
+        self.on_request(request)
         try:
             async for chunk in self._stream(request, run, pulse=pulse):
+                self.on_chunk(request, chunk)
                 yield chunk
         finally:
             if pulse.alive:

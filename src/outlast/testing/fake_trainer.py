@@ -43,6 +43,8 @@ class SeenGroup:
     oldest: int
     """Smallest weight version over all tokens."""
     newest: int
+    chunk: int
+    """Which call of `accumulate` in its step it came with, from 0."""
 
 
 class Trained(Protocol):
@@ -78,6 +80,7 @@ class FakeTrainer:
         self._version = TrainerVersion(0)
         self._digest = INITIAL
         self._open: Step | None = None
+        self._chunks = 0
         self._seen: list[SeenGroup] = []
         self._content: list[str] = []
         self._spread: list[float] = []
@@ -103,16 +106,18 @@ class FakeTrainer:
         self._pulse.check()
         if self._open is not None or step != self._version + 1:
             raise InvariantError(f"begin of step {step} at version {self._version}")
-        self._open, self._seen, self._content, self._spread = step, [], [], []
+        self._open, self._chunks = step, 0
+        self._seen, self._content, self._spread = [], [], []
 
     async def accumulate(self, groups: Sequence[TrainGroup], /) -> None:
         self._pulse.check()
         step = self._opened()
         for group in groups:
             rows = await self._plane.get(group.keys)
-            self._seen.append(_seen(group, rows))
+            self._seen.append(_seen(group, rows, chunk=self._chunks))
             self._content.append(_content(group, rows))
             self._spread.append(max(group.rewards) - min(group.rewards))
+        self._chunks += 1
         await self._pause(self._profile.chunk_s)
         if self._profile.strikes(step, TrainerFault.FAILS_IN_CHUNK):
             raise TrainerBroke(f"step {step}: out of memory in a chunk")
@@ -198,7 +203,7 @@ def _metrics(spread: Sequence[float]) -> dict[str, float]:
     return {"loss": -norm / 2, "grad_norm": norm}
 
 
-def _seen(group: TrainGroup, rows: Sequence[Row]) -> SeenGroup:
+def _seen(group: TrainGroup, rows: Sequence[Row], *, chunk: int) -> SeenGroup:
     versions = [int(v) for row in rows for v in row.weight_versions]
     return SeenGroup(
         id=group.id,
@@ -206,6 +211,7 @@ def _seen(group: TrainGroup, rows: Sequence[Row]) -> SeenGroup:
         digests=tuple(row_digest(row) for row in rows),
         oldest=min(versions),
         newest=max(versions),
+        chunk=chunk,
     )
 
 

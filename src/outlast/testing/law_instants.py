@@ -36,6 +36,10 @@ class InstantLaws:
         self.rows: dict[str, str] = {}
         """Attempt key -> digest of the row the plane stored."""
         self._frozen: dict[int, Shadow] = {0: Shadow()}
+        self._frozen_versions: dict[int, tuple[int, int]] = {}
+        """Sequence -> (durable version, trainer version) at the instant of the cut."""
+        self._durable = 0
+        """Version of the newest durable trainer checkpoint of this life."""
         self._pulse = Pulse()
         self._life = 0
         self._board: Board | None = None

@@ -37,6 +37,8 @@ class Bounds:
     groups_per_step: int
     whole_groups: bool
     """Recovery level prompt_group."""
+    keeps_tokens: bool
+    """Recovery level token."""
     max_lag: int | None
     interval_s: float | None
     save_slack_s: float

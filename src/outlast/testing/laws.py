@@ -1,4 +1,4 @@
-"""The laws of a simulated run, judged from outside (S1-S12, L2, L4; the driver judges L1 and L3).
+"""The laws of a simulated run, judged from outside (S1-S14, L2, L4; the driver judges L1 and L3).
 
 The auditor is fed by the event stream, by the fakes (what the trainer really trained, what the
 engine really loaded, what the plane really stored) and by the loop after every callback. It keeps
@@ -9,30 +9,32 @@ May import: `telemetry.events`, `model`, `runtime.board`, `testing`.
 
 from __future__ import annotations
 
-from outlast.model.ids import AttemptKey, Step, TrainerVersion, WeightVersion
+from outlast.model.ids import TrainerVersion, WeightVersion
+from outlast.rows import Row
 from outlast.telemetry import events
-from outlast.testing.fake_trainer import INITIAL, SeenGroup
-from outlast.testing.law_instants import InstantLaws
+from outlast.testing.fake_trainer import INITIAL
+from outlast.testing.law_steps import StepLaws
 from outlast.testing.law_terms import FROZEN_MAX, STEPPED
 from outlast.testing.shadow import Shadow
 
 
-class Auditor(InstantLaws):
+class Auditor(StepLaws):
     """One per simulation; it lives as long as the run directory, over all lives."""
 
     # --------------------------------------------------------------------------- from the fakes
 
-    def stored(self, key: AttemptKey, digest: str) -> None:
+    def stored(self, row: Row, digest: str) -> None:
         """The plane acknowledged a row."""
-        name = str(key)
+        name = str(row.key)
         self.require(name not in self.rows, f"S3: row {name} is stored twice under one key")
         self.rows[name] = digest
+        self.check_row(row)
 
-    def frozen(self) -> None:
-        """The plane was frozen: this is the instant of a cut."""
+    def frozen(self) -> int:
+        """The plane was frozen: this is the instant of a cut. Returns its sequence."""
         board = self._board
         if board is None or not self._pulse.alive:
-            return
+            return 0
         sequence, shadow = board.next_sequence - 1, self.shadow.copy()
         stepped = self._stepped
         if stepped is not None and shadow.version + 1 == stepped[0] == board.state.version:
@@ -43,61 +45,9 @@ class Auditor(InstantLaws):
         self._frozen_mutations[sequence] = board.state.mutations
         while len(self._frozen) > FROZEN_MAX:
             del self._frozen[min(self._frozen)]
-
-    def trained(self, step: Step, groups: tuple[SeenGroup, ...], *, digest: str) -> None:
-        """The trainer has taken an optimizer step over `groups`."""
-        shadow, siblings = self.shadow, self.bounds.siblings
-        ids = tuple(int(group.id) for group in groups)
-        if step <= shadow.version:
-            self._replayed(step, ids, digest=digest)
-            return
-        self.require(len(set(ids)) == len(ids), f"S1: step {step} trained a group twice: {ids}")
-        self.require(step == shadow.version + 1, f"S7: step {step} at version {shadow.version}")
-        self.require(
-            self._replay_at is None, f"S1: step {step} before step {self._replay_at} was replayed"
-        )
-        most = self.bounds.groups_per_step
-        self.require(0 < len(ids) <= most, f"S1: step {step} trained {len(ids)} of {most} groups")
-        for group in groups:
-            before = shadow.trained.get(group.id)
-            self.require(
-                before is None, f"S1: group {group.id} is trained by steps {before}, {step}"
-            )
-            sealed = shadow.live.get(group.id, {})
-            names = {key.sibling: str(key) for key in group.keys}
-            self.require(
-                names == sealed and len(names) == siblings,
-                f"S3: step {step} trained rows {names} of group {group.id}, sealed are {sealed}",
-            )
-            stored = tuple(self.rows.get(str(key), "") for key in group.keys)
-            self.require(
-                stored == group.digests,
-                f"S2: rows of group {group.id} differ from what was stored under their keys",
-            )
-            self._check_age(step, group)
-        shadow.weights[step] = digest
-        self._stepped = (step, ids)
-
-    def _replayed(self, step: Step, ids: tuple[int, ...], *, digest: str) -> None:
-        """A step of an earlier life is executed again: same groups, same weights, in order."""
-        shadow = self.shadow
-        before = {group for group, when in shadow.trained.items() if when == step}
-        self.require(step == self._replay_at, f"S1: step {step} is repeated, not replayed")
-        self.require(set(ids) == before, f"S1: step {step} replays {ids}, it had {before}")
-        self.require(
-            digest == shadow.weights.get(step),
-            f"S11: the replay of step {step} gives other weights",
-        )
-        self._replay_at = step + 1 if step < shadow.version else None
-        self.tally.outcomes["replayed"] += 1
-
-    def _check_age(self, step: Step, group: SeenGroup) -> None:
-        version, bound = step - 1, self.bounds.max_lag
-        lag = version - group.oldest
-        self.tally.lag_max = max(self.tally.lag_max, lag)
-        where = f"group {group.id} (versions {group.oldest}..{group.newest}) at version {version}"
-        self.require(group.newest <= version, f"S8: negative age: {where}")
-        self.require(bound is None or lag <= bound, f"S8: {where} exceeds the bound {bound}")
+        self._frozen_versions[sequence] = self._durable, self.position(shadow)
+        self.tokens_kept_by(sequence)
+        return sequence
 
     def loaded(self, version: TrainerVersion, digest: str) -> None:
         """The trainer has loaded its anchor."""
@@ -130,7 +80,8 @@ class Auditor(InstantLaws):
         """The first event of a life that restored nothing."""
         newest = self._acknowledged_before
         self.require(newest == 0, f"A2: a fresh start, though cut {newest} was acknowledged")
-        self.shadow, self._ready = Shadow(), True
+        self.shadow, self._ready, self._durable = Shadow(), True, 0
+        self.tokens_restored(0)
 
     def _on_Restored(self, event: events.Restored) -> None:
         self.restored = self._ready = self._engine_due = True
@@ -141,9 +92,10 @@ class Auditor(InstantLaws):
         self.require(known is not None, f"S7: cut {sequence} was restored, but never taken")
         if known is None:
             return
-        self.shadow = known.copy()
+        self.shadow, self._durable = known.copy(), event.trainer_version
         if self.bounds.whole_groups:
             self.shadow.forget_incomplete(self.bounds.siblings)
+        self.tokens_restored(sequence)
         self._check_versions(event)
         self._check_restored()
 
@@ -261,6 +213,7 @@ class Auditor(InstantLaws):
         if sealed is not None:
             self.require(sibling not in sealed, f"S3: {event.key} sealed a sealed sibling")
             sealed[sibling] = event.key
+        self.tokens_of_sealed((group, sibling))
 
     def _on_AttemptFailed(self, event: events.AttemptFailed) -> None:
         group, sibling, _ = _parse(event.key)
@@ -268,6 +221,7 @@ class Auditor(InstantLaws):
         # A prompt that cannot be read fails without having been sent anywhere.
         known = current in (None, event.key)
         self.require(known, f"S3: {event.key} failed, {current} is current")
+        self.tokens_of_failed((group, sibling), event.key, data=event.kind == "data")
         sealed = self.shadow.live.get(group)
         if self.bounds.whole_groups and sealed is not None:
             sealed.clear()
@@ -293,9 +247,11 @@ class Auditor(InstantLaws):
             f"S1: step {event.step} is recorded with {event.groups}, trained was {self._stepped}",
         )
         self.shadow.finish(event.step, event.groups)
+        self.shadow.outcomes[event.step] = dict(event.metrics)
 
     def _on_CheckpointPublished(self, event: events.CheckpointPublished) -> None:
         self.tally.outcomes["checkpoint"] += 1
+        self._durable = max(self._durable, event.version)
         self._published(event.sequence, f"step_{event.version}")
 
     def _on_SnapshotPublished(self, event: events.SnapshotPublished) -> None:

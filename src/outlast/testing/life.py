@@ -59,12 +59,13 @@ class WatchedPlane:
 
     def __init__(self, inner: DataPlane, auditor: Auditor, *, pulse: Pulse) -> None:
         self._inner, self._auditor, self._pulse = inner, auditor, pulse
+        self._sequences: dict[int, int] = {}  # id of a handle -> sequence of its cut
 
     async def put(self, rows: Sequence[Row], /) -> tuple[str, ...]:
         self._pulse.check()
         digests = await self._inner.put(rows)
         for row, digest in zip(rows, digests, strict=True):
-            self._auditor.stored(row.key, digest)
+            self._auditor.stored(row, digest)
         return digests
 
     async def get(self, keys: Sequence[AttemptKey], /) -> tuple[Row, ...]:
@@ -73,17 +74,21 @@ class WatchedPlane:
 
     async def release(self, keys: Sequence[AttemptKey], /) -> None:
         self._pulse.check()
+        self._auditor.released(keys)
         await self._inner.release(keys)
 
     def freeze(self) -> PlaneHandle:
         self._pulse.check()
-        self._auditor.frozen()
-        return self._inner.freeze()
+        sequence = self._auditor.frozen()
+        handle = self._inner.freeze()
+        self._sequences[id(handle)] = sequence
+        return handle
 
     async def save(
         self, handle: PlaneHandle, *, keys: frozenset[AttemptKey], directory: Path, link: bool
     ) -> tuple[SavedFile, ...]:
         self._pulse.check()
+        self._auditor.saving(self._sequences[id(handle)], keys, bundled=not link)
         return await self._inner.save(handle, keys=keys, directory=directory, link=link)
 
     async def load(self, directory: Path, keys: frozenset[AttemptKey], /) -> None:
@@ -127,6 +132,8 @@ class SimLife:
         outside = self._outside
         outside.engine.attach(self.pulse)
         outside.engine.on_update = outside.auditor.updated
+        outside.engine.on_request = outside.auditor.requested
+        outside.engine.on_chunk = outside.auditor.streamed
         return Adapters(
             engine=outside.engine,
             environment=outside.environment,

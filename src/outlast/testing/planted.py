@@ -14,11 +14,21 @@ from outlast.testing.lineage import run_lineage
 from outlast.testing.plan import LineagePlan, draw_plan
 from outlast.testing.planted_durable import DURABLE_BUGS
 from outlast.testing.planted_model import MODEL_BUGS
+from outlast.testing.planted_recovery import RECOVERY_BUGS
 from outlast.testing.planted_runtime import RUNTIME_BUGS
 
 Bug = Callable[[], AbstractContextManager[None]]
 
-PLANTED: dict[str, Bug] = {**MODEL_BUGS, **RUNTIME_BUGS, **DURABLE_BUGS}
+PLANTED: dict[str, Bug] = {**MODEL_BUGS, **RUNTIME_BUGS, **RECOVERY_BUGS, **DURABLE_BUGS}
+
+
+def _tokens_fail(plan: LineagePlan) -> bool:
+    """Streams break off at level token."""
+    return plan.shape.level == "token" and plan.engine.failure_share > 0
+
+
+def _any(plan: LineagePlan) -> bool:
+    return True
 
 
 SUITS: dict[str, Callable[[LineagePlan], bool]] = {
@@ -36,15 +46,18 @@ SUITS: dict[str, Callable[[LineagePlan], bool]] = {
         for fault in life.disk_faults
     ),
     "anchor_not_staged": lambda plan: plan.shape.save_period > 1 and plan.stage_s > 1,
+    "prefix_of_a_superseded_attempt": _tokens_fail,
+    "prefix_counted_twice": _tokens_fail,
+    "prefix_lost_at_the_end": lambda plan: plan.shape.level == "token",
+    "prefix_restored_for_a_neighbour": lambda plan: plan.shape.level == "token",
+    "replay_in_another_order": lambda plan: (
+        plan.shape.anchor_policy == "replay" and plan.shape.groups_per_step > 1
+    ),
     "latest_follows_a_foreign_cut": lambda plan: any(
         life.restore_mode == "trainer_checkpoint" for life in plan.lives
     ),
 }
 """Plans in which a bug can show at all, where that is rare."""
-
-
-def _any(plan: LineagePlan) -> bool:
-    return True
 
 
 def hunt(name: str, *, seeds: int, start: int = 0) -> tuple[int, str] | None:

@@ -1,12 +1,13 @@
 """What can be read of a simulation while it runs and afterwards.
 
-May import: `telemetry.events`, `testing.laws`.
+May import: `ports`, `telemetry.events`, `testing.laws`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outlast.ports import TokenChunk
 from outlast.telemetry.events import AnyEvent, AttemptDispatched, Restored
 from outlast.testing.laws import Auditor
 
@@ -40,6 +41,17 @@ class Readings:
         """Unsettled group id -> its sealed siblings."""
         live = self.auditor.shadow.live
         return {group: tuple(sorted(sealed)) for group, sealed in live.items()}
+
+    @property
+    def received(self) -> dict[tuple[int, int], TokenChunk]:
+        """Level token: (group, sibling) -> tokens that the unsealed sibling has received so far."""
+        shadow = self.auditor.shadow
+        return {slot: tokens.chunk() for slot, tokens in shadow.received.items()}
+
+    @property
+    def responses(self) -> dict[tuple[int, int], TokenChunk]:
+        """(group, sibling) -> the newest response that was stored."""
+        return {slot: tokens.chunk() for slot, tokens in self.auditor.responses.items()}
 
     @property
     def dispatched(self) -> list[str]:

@@ -67,6 +67,8 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     min_step_batch_fraction: float = 0.9
     filter_zero_variance: bool = False
     deterministic: bool = False
+    response_tokens: int = 8
+    """Longest response."""
     rollout_timeout_s: float = 30.0
     infrastructure_attempts: int = 5
     data_attempts: int = 2
@@ -110,7 +112,7 @@ def settings_of(shape: RunShape, *, seed: int, sampler: SamplerFactory | None) -
     """The settings of one life."""
     P = shape.groups_per_step
     made = sampler(P) if sampler is not None else sampler_of(shape)
-    sampling = SamplingParams(max_new_tokens=8)
+    sampling = SamplingParams(max_new_tokens=shape.response_tokens)
     return RunSettings(
         plan=_plan(shape, seed=seed, capacity=shape.capacity or made.capacity_needed),
         sampler=lambda: made,

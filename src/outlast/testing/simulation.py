@@ -267,6 +267,7 @@ class Simulation(Readings):
             siblings=shape.siblings,
             groups_per_step=shape.groups_per_step,
             whole_groups=shape.level == "prompt_group",
+            keeps_tokens=shape.level == "token",
             max_lag=settings.sampler().max_lag,
             interval_s=shape.interval_s,
             save_slack_s=2.0 + 40 * store.typical_s + 6 * store.slow_s * (store.slow_share > 0),
