@@ -209,7 +209,19 @@ class Controller:
             await pumps.weights.catch_up()
             await pumps.validation.finish()
         await self._last_words(pumps, finished=True)
-        return await self._ending(life, Ending.FINISHED, reason="target reached or data exhausted")
+        return await self._ending(life, Ending.FINISHED, reason=self._finished_because(board))
+
+    def _finished_because(self, board: Board) -> str:
+        """Which of the two good ends it was; one that is short of the target is also warned of."""
+        version, target = board.state.version, self._settings.train.max_steps
+        if version >= target:
+            return f"the run reached its target, step {version}"
+        reason = (
+            f"the data ended at step {version} of {target}; to go on, raise "
+            "algorithm.max_num_epochs or give more prompts"
+        )
+        self._bus.emit(events.Warned(message=reason))
+        return reason
 
     async def _insist(self, board: Board, workers: list[asyncio.Task[None]]) -> None:
         """After a stop request, leave workers behind that use up half of the grace (L3).

@@ -77,9 +77,10 @@ class TrainPump:
                 return False
             if not chunk:
                 break
-            if not current.claimed:
+            first = not current.claimed
+            groups = self._claim(current, chunk)  # before any await: a sampler might evict them
+            if first:
                 await self._trainer.begin_step(step)
-            groups = self._claim(current, chunk)
             if await self._interruptible(self._trainer.accumulate(train_groups(groups))) is False:
                 return False
             board.world.perhaps("train.accumulated")
