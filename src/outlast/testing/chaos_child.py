@@ -20,9 +20,11 @@ import msgspec
 
 from outlast.telemetry.events import AnyEvent
 
-PROGRAM = (sys.executable, "-c", "from outlast.cli.main import app; app()")
+PROGRAM = (sys.executable, "-m", "outlast")
 """What the `outlast` script runs, with this interpreter."""
 POLL_S = 0.01
+ORPHANS_MAX_S = 2.0
+"""How long a worker may outlive the program that started it."""
 
 
 class _Stamp(msgspec.Struct):
@@ -77,6 +79,32 @@ class Child:
         """None while it lives; negative for a signal."""
         return self._process.poll()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it stands still after a SIGSTOP, its own or ours."""
+        options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if self.returncode is not None:
+            return False
+        found = os.waitid(os.P_PID, self.pid, options)
+        return found is not None and found.si_code == os.CLD_STOPPED
+
+    def stop(self, seconds: float) -> bool:
+        """SIGSTOP, and wait until it stands still; False when it is dead, or never does."""
+        self.signal(signal.SIGSTOP)
+        until = time.monotonic() + seconds
+        while self.returncode is None and time.monotonic() < until:
+            if self.stopped:
+                return True
+            time.sleep(POLL_S / 10)
+        return False
+
+    def orphans(self) -> list[str]:
+        """What it started and what outlives it, as ``pid command``; empty where /proc is not."""
+        until = time.monotonic() + ORPHANS_MAX_S
+        while (left := _session(self.pid)) and time.monotonic() < until:
+            time.sleep(POLL_S)
+        return left
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the program alone, if it lives."""
         if self.returncode is None:
@@ -95,10 +123,12 @@ class Child:
         self.events += new
         return new
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for its death, taping on; True when it is dead."""
+    def wait(self, seconds: float, *, or_stopped: bool = False) -> bool:
+        """Wait for its death (or until it stops itself), taping on; True when it is dead."""
         until = time.monotonic() + seconds
         while self.returncode is None and time.monotonic() < until:
+            if or_stopped and self.stopped:
+                break
             self.read()
             time.sleep(POLL_S)
         self.read()
@@ -107,6 +137,18 @@ class Child:
     def last_words(self) -> str:
         """The end of its output, for a report."""
         return self.log.read_text(errors="replace")[-2000:]
+
+
+def _session(leader: int) -> list[str]:
+    """Processes of a session but its leader; zombies do not count."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(rest[2]) == leader and int(entry.name) != leader and state not in "ZX":
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                found.append(f"{entry.name} {command.decode(errors='replace').strip()[:80]}")
+    return found
 
 
 def _taped(line: bytes) -> Taped:

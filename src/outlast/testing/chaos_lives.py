@@ -1,6 +1,6 @@
 """One life under a blow: start the program, strike, wait for the end, say what happened.
 
-May import: `telemetry`, the child and the blows.
+May import: `telemetry`, the child, the blows, the volume.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +17,13 @@ from outlast.errors import DiskError, OutlastError, Preempted
 from outlast.telemetry import events
 from outlast.testing.chaos_blows import Blow, Kind
 from outlast.testing.chaos_child import POLL_S, Child, Taped
+from outlast.testing.chaos_phase import Phase, phase_of
+from outlast.testing.power import Copy, Volume
 
 START_MAX_S = 180.0
 """Longest start of a life, imports included; beyond it the program hangs."""
 GRACE_SLACK_S = 10.0
+DEATH_MAX_S = 60.0
 REACH = 4.0
 """A failpoint that is not reached within so many typical lives is given up for a SIGKILL."""
 
@@ -41,6 +44,8 @@ class Order:
     grace_s: float
     deadline: float
     """Monotonic time at which the campaign must have ended."""
+    volume: Volume | None = None
+    """The file system that the run lies on, when it has one of its own."""
 
 
 @dataclass(slots=True)
@@ -72,21 +77,38 @@ class Ended:
     returncode: int
     state: str
     """Last event on its tape, or the failpoint that ended it."""
+    phase: Phase
     first_dispatch_s: float | None
     """From exec to the first dispatched request, imports included."""
+    first_response_s: float | None
+    """From exec to the first finished response."""
     restart_s: float | None
     """The same from the lock on: without imports and adapters (restarts only)."""
     tape: tuple[Taped, ...]
     complaints: tuple[str, ...]
-    """Broken promises of the process itself: exit code, grace, silence."""
+    """Broken promises of the process itself: exit code, grace, silence, orphans."""
+    cut: Copy | None = None
+    """The power cut that ended it."""
 
     @property
     def finished(self) -> bool:
         return self.returncode == 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """What came of a blow."""
+
+    reached: bool = False
+    """Its failpoint was."""
+    stop_s: float | None = None
+    """From SIGTERM to the end."""
+    cut: Copy | None = None
+    """The power cut, if there was one."""
+
+
 def live(number: int, blow: Blow | None, *, order: Order, pace: Pace) -> Ended:
-    """Run one life to its end. Raises Hung when it neither works nor dies."""
+    """Run one life to its end. Raises Hung when it neither works nor dies, NoPower as `Volume`."""
     environment = {"OMP_NUM_THREADS": "1", VARIABLE: (blow and blow.failpoint) or ""}
     with Child(
         order.arguments,
@@ -94,49 +116,85 @@ def live(number: int, blow: Blow | None, *, order: Order, pace: Pace) -> Ended:
         log=order.directory / f"life_{number:03d}.log",
         environment=environment,
     ) as child:
-        waited = _strike(child, blow, order=order, pace=pace) if blow else None
+        struck = _strike(child, blow, order=order, pace=pace) if blow else Struck()
         if blow is None and not child.wait(order.deadline - time.monotonic()):
             raise Hung(f"life {number} did not finish in time\n{child.last_words()}")
         child.read()
-        return _ended(child, blow, order=order, waited=waited)
+        ended = _ended(child, blow, order=order, struck=struck)
+    if order.volume is not None:
+        order.volume.drain()
+        if struck.cut is not None:
+            order.volume.swap()
+    return ended
 
 
-def _strike(child: Child, blow: Blow, *, order: Order, pace: Pace) -> float | None:
-    """Deal the blow; the child is dead or about to finish afterwards. Seconds from TERM to end."""
-    if blow.kind is Kind.EARLY:
+def _strike(child: Child, blow: Blow, *, order: Order, pace: Pace) -> Struck:
+    """Deal the blow; the child is dead or about to finish afterwards."""
+    if blow.early:
         child.wait(blow.at * pace.start_s)
     elif not _until_dispatch(child, order):
-        return None
+        return Struck(reached=blow.failpoint is not None)
     elif blow.failpoint is None or blow.needs_term or blow.kind is Kind.DISK_FULL:
-        child.wait(blow.at * pace.life_s)
-    if blow.kind is Kind.PAUSE:
-        child.signal(signal.SIGSTOP)
-        time.sleep(blow.pause_s)
-        child.signal(signal.SIGCONT)
-        child.wait(0.5 * blow.at * pace.life_s)
-    if blow.kind is Kind.TERM:
-        return _terminate(child, order)
-    if blow.kind is Kind.TERM_KILL:
-        child.signal(signal.SIGTERM)
-        child.wait(blow.pause_s)
+        child.wait(blow.at * pace.life_s, or_stopped=True)
+    struck = Struck()
+    match blow.kind:
+        case Kind.TERM:
+            return Struck(stop_s=_terminate(child, order))
+        case Kind.PAUSE:
+            child.signal(signal.SIGSTOP)
+            time.sleep(blow.pause_s)
+            child.signal(signal.SIGCONT)
+            child.wait(0.5 * blow.at * pace.life_s)
+        case Kind.TERM_KILL:
+            child.signal(signal.SIGTERM)
+            child.wait(blow.pause_s)
+        case Kind.FAILPOINT | Kind.TERM_AT:
+            struck = _at_place(child, blow, order=order, pace=pace)
+        case Kind.VOLUME_FULL if order.volume is not None:
+            order.volume.fill(blow.spare_bytes)
+            child.wait(0.5 * pace.life_s)
+        case Kind.POWER_CUT if order.volume is not None:
+            struck = _cut_power(child, blow, order=order, pace=pace)
+        case _:
+            pass
+    child.signal(signal.SIGKILL)
+    if not child.wait(DEATH_MAX_S):
+        raise Hung(f"{child.log.stem} does not die of SIGKILL")
+    return struck
+
+
+def _at_place(child: Child, blow: Blow, *, order: Order, pace: Pace) -> Struck:
+    """Wait until the failpoint ends it; for a while."""
     if blow.needs_term:
         child.signal(signal.SIGTERM)
-    if blow.kind in (Kind.FAILPOINT, Kind.TERM_AT):
-        child.wait(REACH * pace.life_s + (order.grace_s if blow.kind is Kind.TERM_AT else 0.0))
-    child.signal(signal.SIGKILL)
-    if not child.wait(60.0):
-        raise Hung(f"{child.log.stem} does not die of SIGKILL")
-    return None
+    grace_s = order.grace_s if blow.kind is Kind.TERM_AT else 0.0
+    return Struck(reached=child.wait(REACH * pace.life_s + grace_s))
+
+
+def _cut_power(child: Child, blow: Blow, *, order: Order, pace: Pace) -> Struck:
+    """Take what the disk holds while the program stands still: at its failpoint, or anywhere.
+
+    All that its tape says was said before the copy began, so acknowledged means: in the copy.
+    """
+    assert order.volume is not None
+    if blow.needs_term:
+        child.signal(signal.SIGTERM)
+    if blow.failpoint is not None:
+        child.wait(REACH * pace.life_s, or_stopped=True)
+    reached = child.stopped
+    return Struck(reached=reached, cut=order.volume.copy() if child.stop(DEATH_MAX_S) else None)
 
 
 def _until_dispatch(child: Child, order: Order) -> bool:
-    """Wait for the first dispatch; False when the child ends before."""
+    """Wait for the first dispatch, or a stop at a failpoint; False when the child ends before."""
     limit = min(order.deadline, time.monotonic() + START_MAX_S)
     while time.monotonic() < limit:
         if any(isinstance(t.event, events.AttemptDispatched) for t in child.read()):
             return True
         if child.returncode is not None:
             return False
+        if child.stopped:
+            return True
         time.sleep(POLL_S)
     raise Hung(f"{child.log.stem} dispatched nothing in {START_MAX_S:g} s\n{child.last_words()}")
 
@@ -147,31 +205,36 @@ def _terminate(child: Child, order: Order) -> float:
     child.signal(signal.SIGTERM)
     if not child.wait(order.grace_s + GRACE_SLACK_S):
         child.signal(signal.SIGKILL)
-        child.wait(60.0)
+        child.wait(DEATH_MAX_S)
     return time.monotonic() - began
 
 
-def _ended(child: Child, blow: Blow | None, *, order: Order, waited: float | None) -> Ended:
+def _ended(child: Child, blow: Blow | None, *, order: Order, struck: Struck) -> Ended:
     code = child.returncode
     assert code is not None
     tape = tuple(child.events)
     kinds = [type(taped.event).__name__ for taped in tape]
     state = kinds[-1] if kinds else "before adoption"
-    if code == -signal.SIGKILL and blow is not None and blow.kind is Kind.FAILPOINT:
-        state = f"at {blow.place}"
+    place = blow.place if blow is not None and struck.reached else None
+    if code == -signal.SIGKILL and place is not None:
+        state = f"at {place}"
     complaints = list(_complaints(code, blow, tape=tape))
-    if waited is not None and waited > order.grace_s + 1.0:
-        complaints.append(f"L3: {waited:.1f} s from SIGTERM to the end, grace {order.grace_s:g} s")
+    complaints += [f"a process outlives the run that started it: {it}" for it in child.orphans()]
+    if struck.stop_s is not None and struck.stop_s > order.grace_s + 1.0:
+        complaints.append(f"L3: {struck.stop_s:.1f} s from SIGTERM, grace {order.grace_s:g} s")
     if complaints:
         complaints[-1] += f"\n{child.last_words()}"
     return Ended(
         blow=blow,
         returncode=code,
         state=state,
-        first_dispatch_s=_since(tape, lambda _: child.spawned),
-        restart_s=_since(tape, _locked),
+        phase=phase_of(tape, place=place, asked=blow is not None and blow.asks_to_stop),
+        first_dispatch_s=_since(tape, child.spawned, until=events.AttemptDispatched),
+        first_response_s=_since(tape, child.spawned, until=events.SiblingSealed),
+        restart_s=_since(tape, _locked(tape), until=events.AttemptDispatched),
         tape=tape,
         complaints=tuple(complaints),
+        cut=struck.cut,
     )
 
 
@@ -180,11 +243,14 @@ def _complaints(code: int, blow: Blow | None, *, tape: Sequence[Taped]) -> list[
     allowed = {0}
     if blow is not None:
         allowed |= {-signal.SIGKILL}
-        if blow.kind in (Kind.TERM, Kind.TERM_AT, Kind.TERM_KILL) or blow.needs_term:
+        if blow.asks_to_stop:
             allowed |= {Preempted.exit_code}
         if blow.kind is Kind.TERM:
             allowed -= {-signal.SIGKILL}
-        if blow.kind is Kind.DISK_FULL:  # the run reached its end and could not save its last state
+        if blow.kind in (
+            Kind.DISK_FULL,
+            Kind.VOLUME_FULL,
+        ):  # the run reached its end and could not save its last state
             allowed |= {DiskError.exit_code}
     wrong = [] if code in allowed else [f"exit code {code}; allowed: {sorted(allowed)}"]
     last = [taped.event for taped in tape if isinstance(taped.event, events.RunEnded)]
@@ -193,9 +259,10 @@ def _complaints(code: int, blow: Blow | None, *, tape: Sequence[Taped]) -> list[
     return wrong
 
 
-def _since(tape: Sequence[Taped], start: Callable[[Sequence[Taped]], float | None]) -> float | None:
-    began = start(tape)
-    first = next((t.wall for t in tape if isinstance(t.event, events.AttemptDispatched)), None)
+def _since(
+    tape: Sequence[Taped], began: float | None, *, until: type[events.Event]
+) -> float | None:
+    first = next((t.wall for t in tape if isinstance(t.event, until)), None)
     return None if first is None or began is None else max(0.0, first - began)
 
 

@@ -17,15 +17,22 @@ from outlast.testing.chaos_verdict import Death, Verdict
 
 
 def print_report(verdict: Verdict, console: Console | None = None) -> None:
-    """Tables by kind and by state, then the sums and every violation."""
+    """Tables by kind and by phase, then the sums, every violation and the verdict."""
     out = console or Console()
-    out.print(_table("kills by kind", verdict.deaths, by=_kind))
-    out.print(_table("kills by the last thing that happened", verdict.deaths, by=_state))
-    out.print(_summary(verdict))
+    out.print(_table("by kind", verdict.deaths, by=_kind))
+    out.print(_table("by phase", verdict.deaths, by=_phase))
+    out.print(_summary(verdict), highlight=False)
+    for text in verdict.untested:
+        out.print(f"[yellow]{text}[/yellow]", highlight=False)
     for text in verdict.violations:
         out.print(f"[red]violation[/red]: {text}", highlight=False)
-    if len(verdict.deaths) < verdict.campaign.kills:
-        out.print(f"asked for {verdict.campaign.kills} kills, had {len(verdict.deaths)}")
+    if not verdict.complete:
+        asked = verdict.campaign
+        out.print(
+            f"asked for {asked.kills} kills and {asked.power_cuts} power cuts, "
+            f"had {verdict.kills} and {verdict.cuts}"
+        )
+    out.print(f"audit: {_audit(verdict)}", highlight=False)
 
 
 def report_json(verdict: Verdict) -> str:
@@ -33,7 +40,8 @@ def report_json(verdict: Verdict) -> str:
     return json.dumps(
         {
             "ok": verdict.ok,
-            "kills": len(verdict.deaths),
+            "kills": verdict.kills,
+            "power_cuts": verdict.cuts,
             "lives": verdict.lives,
             "lineages": verdict.finished,
             "seed": verdict.campaign.seed,
@@ -47,6 +55,7 @@ def report_json(verdict: Verdict) -> str:
             "siblings_lost": sum(d.loss.siblings_lost for d in verdict.deaths),
             "tokens_lost": sum(d.loss.tokens_lost for d in verdict.deaths),
             "restart_s": _quantiles(verdict.restarts_s),
+            "untested": verdict.untested,
             "violations": verdict.violations,
             "deaths": [_death(death) for death in verdict.deaths],
         },
@@ -61,8 +70,11 @@ def _death(death: Death) -> dict[str, object]:
         "kind": _kind(death),
         "failpoint": death.ended.blow and death.ended.blow.failpoint,
         "exit": death.ended.returncode,
+        "phase": death.ended.phase,
         "state": death.ended.state,
+        "copy_s": death.ended.cut and death.ended.cut.seconds,
         "first_dispatch_s": death.ended.first_dispatch_s,
+        "first_response_s": death.ended.first_response_s,
         "siblings_reused": death.loss.siblings_reused,
         "tokens_reused": death.loss.tokens_reused,
         "siblings_lost": death.loss.siblings_lost,
@@ -74,14 +86,25 @@ def _kind(death: Death) -> str:
     return str(death.ended.blow.kind) if death.ended.blow else "undisturbed"
 
 
-def _state(death: Death) -> str:
-    return death.ended.state
+def _phase(death: Death) -> str:
+    return str(death.ended.phase)
+
+
+def _audit(verdict: Verdict) -> str:
+    if verdict.violations:
+        return f"{len(verdict.violations)} violations"
+    return (
+        f"no violation in {verdict.audited} of {verdict.audited} runs: {verdict.trained:,} groups "
+        f"trained, {verdict.skipped} skipped, {verdict.repeated} repeated"
+    )
 
 
 def _table(title: str, deaths: Sequence[Death], *, by: Callable[[Death], str]) -> Table:
     table = Table(title=title, title_justify="left")
-    table.add_column("kind" if by is _kind else "state", no_wrap=True)
-    for name in ("kills", "siblings kept", "lost", "tokens kept", "lost", "s to first dispatch"):
+    table.add_column("kind" if by is _kind else "phase", no_wrap=True)
+    for name in (
+        "kills", "siblings kept", "lost", "tokens kept", "lost", "dispatch after s", "response"
+    ):  # fmt: skip
         table.add_column(name, justify="right")
     groups: dict[str, list[Death]] = defaultdict(list)
     for death in deaths:
@@ -94,15 +117,20 @@ def _table(title: str, deaths: Sequence[Death], *, by: Callable[[Death], str]) -
 
 
 def _cells(deaths: Sequence[Death]) -> tuple[str, ...]:
-    starts = [d.ended.first_dispatch_s for d in deaths if d.ended.first_dispatch_s is not None]
     return (
         str(len(deaths)),
         _sum(d.loss.siblings_reused for d in deaths),
         _sum(d.loss.siblings_lost for d in deaths),
         _sum(d.loss.tokens_reused for d in deaths),
         _sum(d.loss.tokens_lost for d in deaths),
-        f"{statistics.median(starts):.1f}" if starts else "-",
+        _median(d.ended.first_dispatch_s for d in deaths),
+        _median(d.ended.first_response_s for d in deaths),
     )
+
+
+def _median(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.1f}" if known else "-"
 
 
 def _sum(values: Iterable[int]) -> str:
@@ -112,13 +140,16 @@ def _sum(values: Iterable[int]) -> str:
 def _summary(verdict: Verdict) -> str:
     restart = _quantiles(verdict.restarts_s)
     shown = f"p50 {restart['p50']:.2f} s, worst {restart['max']:.2f} s" if restart else "-"
+    deaths = verdict.deaths
+    lost = [death.loss.siblings_lost for death in deaths] or [0]
+    tokens = [death.loss.tokens_lost for death in deaths] or [0]
     return (
-        f"{len(verdict.deaths)} kills in {verdict.lives} lives of {verdict.finished} runs, "
-        f"{verdict.seconds:.0f} s, seed {verdict.campaign.seed}: "
-        f"{verdict.trained:,} groups trained, {verdict.skipped} skipped, "
-        f"{verdict.repeated} repeated, {len(verdict.violations)} violations. Reused: "
-        f"{verdict.siblings_reused:,} siblings with {verdict.tokens_reused:,} tokens, and "
-        f"{verdict.prefix_tokens_reused:,} tokens of unfinished ones. "
+        f"{verdict.kills} kills and {verdict.cuts} power cuts in {verdict.lives} lives of "
+        f"{verdict.audited} runs, {verdict.finished} of them to the end, {verdict.seconds:.0f} s, "
+        f"seed {verdict.campaign.seed}. Reused: {verdict.siblings_reused:,} siblings with "
+        f"{verdict.tokens_reused:,} tokens, and {verdict.prefix_tokens_reused:,} tokens of "
+        f"unfinished ones. Lost per kill: {statistics.mean(lost):.1f} siblings with "
+        f"{statistics.mean(tokens):.0f} tokens, at most {max(lost)} with {max(tokens):,}. "
         f"Lock to first dispatch after a restart: {shown}"
     )
 

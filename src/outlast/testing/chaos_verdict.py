@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outlast.testing.chaos_blows import Kind
+from outlast.testing.chaos_blows import ORDINARY, Kind
 from outlast.testing.chaos_judge import Loss
 from outlast.testing.chaos_lives import Ended
 
@@ -17,14 +17,21 @@ class Campaign:
     """What to do. Times in seconds."""
 
     kills: int
+    """Lives to end by blows of `kinds`."""
+    power_cuts: int = 0
+    """Lives to end by a power cut, beside them."""
     seed: int = 0
     recipe: str | None = None
     overrides: tuple[str, ...] = ()
-    kinds: tuple[Kind, ...] = tuple(Kind)
+    kinds: tuple[Kind, ...] = ORDINARY
+    volume_bytes: int = 512 << 20
+    """Size of the file system that a run gets to cut or to fill; its image is sparse."""
     lineages_max: int = 1_000
     life_s: float | None = None
     """Typical time from the first dispatch to the blow's latest moment; None: learnt."""
     timeout_s: float = 3600.0
+    to_the_end: bool = True
+    """Let the last run finish; else it is asked to stop and audited as it stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,8 @@ class Verdict:
     """Lock to first dispatch of every life that restored something."""
     lives: int = 0
     finished: int = 0
+    """Runs that reached their target."""
+    audited: int = 0
     skipped: int = 0
     repeated: int = 0
     trained: int = 0
@@ -56,6 +65,31 @@ class Verdict:
     prefix_tokens_reused: int = 0
     """Of unfinished siblings at level token: handed to the engine again, not decoded."""
     seconds: float = 0.0
+    untested: list[str] = field(default_factory=list)
+    """What was asked for and could not be done here."""
+
+    @property
+    def cuts(self) -> int:
+        """Deaths by a power cut."""
+        return sum(death.ended.cut is not None for death in self.deaths)
+
+    @property
+    def kills(self) -> int:
+        """Deaths by anything else."""
+        return len(self.deaths) - self.cuts
+
+    @property
+    def kills_left(self) -> int:
+        return max(0, self.campaign.kills - self.kills)
+
+    @property
+    def cuts_left(self) -> int:
+        return max(0, self.campaign.power_cuts - self.cuts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many lives were ended as asked for."""
+        return not self.kills_left and not self.cuts_left
 
     @property
     def broken(self) -> bool:
@@ -64,4 +98,4 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        return not self.violations and len(self.deaths) >= self.campaign.kills
+        return not self.violations and self.complete

@@ -82,6 +82,24 @@ class SwarmReport:
             getattr(self, name).update(getattr(other, name))
         self.violations += other.violations
 
+    def document(self) -> dict[str, object]:
+        """The report for machines."""
+        return {
+            "ok": not self.violations,
+            "lineages": self.lineages,
+            "lives": self.lives,
+            "crashes": self.crashes,
+            "twins": self.twins,
+            "gave_up": self.gave_up,
+            "simulated_s": round(self.virtual_s, 1),
+            "checks": self.checks,
+            "lag_max": self.lag_max,
+            "outcomes": dict(self.outcomes),
+            "kinds": dict(self.kinds),
+            "never_reached": sorted(ALLOWED - self.cells.keys()),
+            "violations": [{"seed": v.seed, "message": v.message} for v in self.violations],
+        }
+
     def text(self) -> str:
         """The report for people."""
         lines = [
