@@ -148,6 +148,7 @@ def life(number: int, first: int = 1, restored: int | None = None) -> Incarnatio
         started=0.0,
         restored_from=None if restored is None else Sequence(restored),
         first_sequence=Sequence(first),
+        restored_log=None,
     )
 
 

@@ -89,7 +89,7 @@ class IncarnationRecord(_Record, frozen=True, kw_only=True):
     restored_from: Sequence | None
     first_sequence: Sequence
     """No cut of this incarnation has a lower sequence."""
-    restored_log: LogPosition | None = None
+    restored_log: LogPosition | None
     """Log position of the restored cut: the audit needs it after retention removed the cut."""
 
 

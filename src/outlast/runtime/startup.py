@@ -160,7 +160,7 @@ class Life:
         )
         self._adopted = True
         world.perhaps("start.adopted")
-        self._held.beat(adoption.record.number)
+        await world.offload(self._held.beat, adoption.record.number)
         self._next_sequence = adoption.record.first_sequence
         self._log = ConsumptionLog(
             place.files,
