@@ -24,6 +24,7 @@ WITHOUT_TORCH = (
     "outlast.durable",
     "outlast.runtime",
     "outlast.cli.main",
+    "outlast.__main__",
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from outlast.cli.main import app
+from outlast.__main__ import app
 from tests.durable.lives import typical
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.cli.main import app
+from outlast.__main__ import app
 from outlast.config import parse_recipe, reference
 from outlast.model import table
 from outlast.runtime.guards import check_recipe

@@ -121,6 +121,20 @@ def test_what_was_acknowledged_must_stand(lives) -> None:
     assert "A2: cut 5 was acknowledged; the newest valid one is 2" in found
 
 
+def test_what_a_power_cut_took_is_not_given_out_again(lives) -> None:
+    """The disk forgot the incarnation and the cut that the life before had announced."""
+    before, after, _ = lives
+    books = _books()
+    books.announced, books.acknowledged = 3, 2
+    said = events.CheckpointPublished(
+        version=2, sequence=2, bytes=1, stage_s=0.0, write_s=0.0, commit_s=0.0
+    )
+    books.judge(_tape(_started(incarnation=3), said), before=before, after=after)
+    used, twice = books.violations
+    assert "S7: incarnation 3 was used before" in used
+    assert "A5: cut 2 was acknowledged before" in twice
+
+
 def test_the_end_is_compared_with_the_audit(lives, tmp_path: Path) -> None:
     _, _, life = lives
     life.finish(life.state.ledger.groups[3].id)

@@ -113,16 +113,18 @@ class Volume:
         """Take every block but `spare_bytes` from whoever else writes to this volume."""
         free = os.statvfs(self.path)
         left = max(0, free.f_bavail * free.f_frsize - spare_bytes)
-        with (self.path / BALLAST).open("ab") as ballast:
-            while left >= free.f_frsize:
+        taken, step = 0, left
+        with (self.path / BALLAST).open("wb") as ballast:
+            while left and step >= free.f_frsize:
+                size = min(step, left)
                 try:
-                    os.posix_fallocate(ballast.fileno(), ballast.tell(), left)
+                    os.posix_fallocate(ballast.fileno(), taken, size)
                 except OSError as error:
                     if error.errno != errno.ENOSPC:
                         raise
-                    left //= 2
+                    step //= 2  # a file system keeps some for itself
                 else:
-                    return
+                    taken, left = taken + size, left - size
 
     def drain(self) -> None:
         """Give the blocks back."""
