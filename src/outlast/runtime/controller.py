@@ -100,15 +100,28 @@ class Controller:
 
     async def run(self) -> Outcome:
         """Live. Raises the first failure; releases lock, threads and engines in every case."""
-        life = await begin(
-            world=self._world, bus=self._bus, place=self._place, settings=self._settings
-        )
+        alarm = self._must_save_by()
         try:
-            if life.finished(self._settings.train.max_steps):
-                return self._nothing_to_do(life)
-            return await self._live(life)
+            life = await begin(
+                world=self._world, bus=self._bus, place=self._place, settings=self._settings
+            )
+            try:
+                if life.finished(self._settings.train.max_steps):
+                    return self._nothing_to_do(life)
+                return await self._live(life)
+            finally:
+                await life.close()
         finally:
-            await life.close()
+            alarm.cancel()
+
+    def _must_save_by(self) -> asyncio.TimerHandle:
+        """The stop that the recipe asks for; its time begins before loading and replay."""
+        seconds = self._settings.must_save_by_s
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(seconds or 0.0, self.stop, "checkpoint_must_save_by")
+        if seconds is None:
+            alarm.cancel()
+        return alarm
 
     # ------------------------------------------------------------------------------ one life
 
@@ -132,7 +145,7 @@ class Controller:
 
     async def _start(self, life: Life, *, plane: DataPlane, trainer: Trainer) -> _Pumps:
         """Everything between adoption and the first pump, in the order of DESIGN 5."""
-        engine, settings = self._adapters.engine, self._settings
+        engine = self._adapters.engine
         board = self._board = life.make_board()
         if self._stop_reason is not None:
             board.request_stop(self._stop_reason)
@@ -144,9 +157,6 @@ class Controller:
         life.report(board)
         await replay(board, trainer=trainer, checkpoints=pumps.checkpoints)
         await pumps.weights.push()
-        if settings.must_save_by_s is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(settings.must_save_by_s, self.stop, "checkpoint_must_save_by")
         self._world.perhaps("start.ready")
         return pumps
 
