@@ -8,6 +8,8 @@ import time
 
 HANGING = """
 import asyncio
+import os
+import signal
 import time
 from outlast.cli.signals import driven
 
@@ -15,6 +17,7 @@ class Sleeps:
     async def run(self):
         self.stopped = asyncio.Event()
         print("ready", flush=True)
+        {first}
         await (self.stopped.wait() if {obeys} else asyncio.sleep(60))
 
     def stop(self, reason):
@@ -25,9 +28,12 @@ asyncio.run(driven(Sleeps(), grace_s={grace}))
 """
 
 
-def start(*, grace: float, after: str = "") -> subprocess.Popen[str]:
-    """A process in the run; with `after` it obeys a stop and goes on with that."""
-    code = HANGING.format(grace=grace, obeys=bool(after), after=after)
+def start(*, grace: float, after: str = "", first: str = "pass") -> subprocess.Popen[str]:
+    """A process in the run; with `after` it obeys a stop and goes on with that.
+
+    `first` is done on the event loop, which it holds meanwhile.
+    """
+    code = HANGING.format(grace=grace, obeys=bool(after), after=after, first=first)
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
@@ -64,3 +70,21 @@ def test_a_run_that_ended_in_time_is_not_overtaken_by_its_grace() -> None:
     process.terminate()
     stdout, _ = process.communicate(timeout=30)
     assert (process.returncode, stdout) == (0, "alive\n")
+
+
+FILL = "[asyncio.get_running_loop().call_soon_threadsafe(int) for _ in range(1_000_000)]"
+"""Many times what the pipe that wakes the loop can hold."""
+
+
+def test_a_signal_is_not_lost_in_a_loop_that_is_behind() -> None:
+    held = f"{FILL}; os.kill(os.getpid(), signal.SIGTERM)"
+    process = start(grace=60.0, first=held, after="print('stopped')")
+    stdout, _ = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (0, "stopped\n")
+
+
+def test_the_grace_counts_while_the_loop_itself_is_held() -> None:
+    process = start(grace=0.5, first="time.sleep(100)")
+    process.terminate()
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 75 and "the grace is over" in stderr
