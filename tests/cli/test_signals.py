@@ -72,6 +72,14 @@ def test_a_run_that_ended_in_time_is_not_overtaken_by_its_grace() -> None:
     assert (process.returncode, stdout) == (0, "alive\n")
 
 
+def test_the_deadline_ends_with_the_run_although_a_child_lives_on() -> None:
+    fork = "os.fork() or time.sleep(4) or os._exit(0)"
+    process = start(grace=0.5, first=fork, after="time.sleep(2); print('alive')")
+    process.terminate()
+    stdout, _ = process.communicate(timeout=30)
+    assert (process.returncode, stdout) == (0, "alive\n")
+
+
 FILL = "[asyncio.get_running_loop().call_soon_threadsafe(int) for _ in range(1_000_000)]"
 """Many times what the pipe that wakes the loop can hold."""
 

@@ -5,7 +5,8 @@ still there when the grace is over leaves too, whatever hangs: the previous cut 
 
 A thread of its own waits for the signals, on a pipe of its own. `loop.add_signal_handler` shares
 the pipe that wakes the event loop: when a busy loop has let that fill up, the signal is lost.
-May import: `runtime`.
+A process that is forked from the run, such as a worker of a reward, inherits handlers and pipe:
+it gets the defaults back, or ending the worker would stop the run. May import: `runtime`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from outlast.errors import Preempted
 from outlast.runtime.controller import Controller, Outcome
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+ENDED = b"\0"
+"""No signal has this number: the run is over, and whoever reads the pipe may go."""
 
 
 async def driven(controller: Controller, *, grace_s: float) -> Outcome:
@@ -57,11 +60,30 @@ def _signal_pipe() -> Iterator[int]:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    _piped.add(writing)
     try:
         yield reading
     finally:
+        _piped.discard(writing)
         signal.set_wakeup_fd(before)
-        os.close(writing)  # the thread that reads the other end sees it and closes that
+        os.write(writing, ENDED)  # closing alone says nothing where a child has the pipe too
+        os.close(writing)
+
+
+_piped: set[int] = set()
+"""Write ends in use: empty in a process that drives no run."""
+
+
+def _forget_in_child() -> None:
+    """In a child that was just forked: its signals are its own business, not the run's."""
+    if not _piped:
+        return
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _noted(*_: object) -> None:
@@ -92,7 +114,7 @@ def _arrived(pipe: int, *, until: float | None) -> signal.Signals | None:
         if not select.select([pipe], [], [], left)[0]:
             raise TimeoutError
         number = os.read(pipe, 1)
-        if not number:
+        if number == ENDED:
             return None
         if number[0] in STOPPING:
             return signal.Signals(number[0])

@@ -2,9 +2,7 @@
 
 Whatever a user's reward does wrong (an exception, a time-out, NaN) is a DataFailure of this prompt
 and never a crash; cancellation of the rollout passes. A call that overruns its deadline cannot be
-stopped: its daemon thread is left behind and does not delay the exit of the process. A process that
-a reward forks inherits the run's signal handlers and the pipe behind them: it gets the defaults
-back, or ending a worker of the reward would stop the run.
+stopped: its daemon thread is left behind and does not delay the exit of the process.
 May import: `rewards`, `ports`, `errors`.
 """
 
@@ -14,8 +12,6 @@ import asyncio
 import contextlib
 import inspect
 import math
-import os
-import signal
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -27,16 +23,6 @@ from outlast.ports import PromptItem
 T = TypeVar("T")
 REWARD_THREADS = 16
 """Blocking rewards of one environment that run at once; more wait, outside their deadline."""
-
-
-def _with_default_signals() -> None:
-    """In a child that was just forked: its signals are its own business, not the run's."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-os.register_at_fork(after_in_child=_with_default_signals)
 
 
 class RewardCaller:
