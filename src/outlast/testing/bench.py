@@ -1,8 +1,11 @@
 """Benchmarks of what must be fast (DESIGN 16): ratios, measured side by side in one run.
 
-    python -m outlast.testing.bench [--out FILE] [--directory DIR] [--groups N] [--rows-mib M]
+    python -m outlast.testing.bench [--only cut,goodput] [--quick] [--out FILE] [--directory DIR]
 
-A benchmark, not a test: bars are shown beside the figures and never change the exit code.
+Parts: cut, append, torch, transfer_queue, throughput, many, goodput. All of them take about forty
+minutes on two idle cores; the last three train for real, `--recipe` and `--set` choose what.
+A benchmark, not a test: bars are shown beside the figures and never change the exit code
+(69: a training run failed, and what was measured before it is shown).
 May import: everything below the command line.
 """
 
@@ -15,93 +18,102 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from outlast.testing.bench_goodput import LONG, Goodput, measure_goodput
+from outlast.testing.bench_many import Many, measure_many
 from outlast.testing.bench_measures import (
-    Figures,
     Say,
     Sizes,
     measure_append,
     measure_cut,
     measure_torch,
 )
+from outlast.testing.bench_model import endless_model
+from outlast.testing.bench_picture import lines_of, picture
+from outlast.testing.bench_runs import Job
+from outlast.testing.bench_tables import PARTS, Row, table_rows
+from outlast.testing.bench_throughput import Throughput, measure_throughput
+from outlast.testing.bench_transfer_queue import measure_transfer_queue
+from outlast.testing.chaos_lives import Hung
 
-Row = tuple[str, str, str, bool | None]
-"""(what, figure, bar, whether the bar is met; None without a bar)."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to measure, and how large."""
+
+    only: tuple[str, ...] = tuple(PARTS)
+    sizes: Sizes = field(default_factory=Sizes)
+    job: Job = field(default_factory=Job)
+    throughput: Throughput = field(default_factory=Throughput)
+    many: Many = field(default_factory=Many)
+    goodput: Goodput = field(default_factory=Goodput)
 
 
-def run_bench(sizes: Sizes, directory: Path, *, say: Say) -> dict[str, object]:
-    """All figures as one JSON-ready document."""
-    cut = asyncio.run(measure_cut(directory / "cut", sizes, say=say))
-    append = asyncio.run(measure_append(directory / "append", sizes, say=say))
-    against_torch = asyncio.run(measure_torch(directory / "torch", sizes, say=say))
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}",
-        "cut": cut,
-        "append": append,
-        "torch_save": against_torch,
+QUICK = Plan(
+    sizes=Sizes(
+        groups=64,
+        in_flight=32,
+        rows_bytes=8 << 20,
+        cuts=20,
+        append_bytes=4 << 20,
+        torch_rows=(64,),
+        rounds=1,
+    ),
+    job=Job(overrides=("generation.max_new_tokens=64",)),
+    throughput=Throughput(steps=6, warm_steps=1, rounds=1, intervals=("null", "1")),
+    many=Many(snapshots=3, interval_s=0.5, warm_steps=1),
+    goodput=Goodput(steps=8, kills=1, mean_life_s=0.8, interval_s=0.5),
+)
+"""Everything once and small: says that it works, not how fast it is."""
+
+
+def run_bench(plan: Plan, directory: Path, *, found: dict[str, Any], say: Say) -> None:
+    """Put all figures into `found`, a JSON-ready document: `machine`, and a key per part.
+
+    Raises Hung when a training run fails; the parts before it stand in `found`.
+    """
+    sizes = plan.sizes
+    measures: dict[str, Callable[[Path], object]] = {
+        "cut": lambda place: asyncio.run(measure_cut(place, sizes, say=say)),
+        "append": lambda place: asyncio.run(measure_append(place, sizes, say=say)),
+        "torch": lambda place: asyncio.run(measure_torch(place, sizes, say=say)),
+        "transfer_queue": lambda place: measure_transfer_queue(
+            place, sizes.torch_rows, rounds=sizes.rounds, say=say
+        ),
+        "throughput": lambda place: measure_throughput(
+            place, plan.job, plan=plan.throughput, say=say
+        ),
+        "many": lambda place: measure_many(place, plan.job, plan=plan.many, say=say),
+        "goodput": lambda place: measure_goodput(
+            place, _long_job(plan.job, place), plan=plan.goodput, say=say
+        ),
     }
+    found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}"
+    for part, measure in measures.items():
+        if part in plan.only:
+            place = directory / part
+            place.mkdir(parents=True)
+            found[part] = measure(place)
 
 
-def table_rows(cut: Figures, append: Figures, *, torch: dict[str, Figures]) -> list[Row]:
-    """The figures beside the bars of DESIGN 16."""
-    p99, share = cut["hold_p99_ms"], cut["second_share"]
-    rows_per_s, of_disk = append["rows_per_s"], append["share_of_disk"]
-    rows: list[Row] = [
-        (
-            f"cut hold, {cut['groups']:,.0f} groups, {cut['rows']:,.0f} rows, "
-            f"{cut['cuts']:.0f} cuts",
-            f"p50 {cut['hold_p50_ms']:.2f} ms, p99 {p99:.2f} ms "
-            f"(of CPU {cut['hold_cpu_p50_ms']:.2f} and {cut['hold_cpu_p99_ms']:.2f} ms), "
-            f"max {cut['hold_max_ms']:.2f} ms",
-            "p99 <= 5 ms",
-            p99 <= 5,
-        ),
-        (
-            "first snapshot: save + encode and publish",
-            f"{cut['first_save_s']:.2f} s + {cut['first_commit_s']:.2f} s, "
-            f"{cut['first_bytes'] / 1e6:,.0f} MB",
-            "-",
-            None,
-        ),
-        (
-            f"snapshot 1 s later, {cut['second_new_rows']:,.0f} new rows",
-            f"{cut['second_save_s']:.2f} s + {cut['second_commit_s']:.2f} s, "
-            f"{cut['second_bytes_new'] / 1e6:,.1f} MB new",
-            "-",
-            None,
-        ),
-        ("its new bytes, relative to a full image", f"1/{1 / share:.1f}", "<= 1/6", share <= 1 / 6),
-        (
-            f"durable append, 64-row batches of {append['row_bytes'] / 1e3:.0f} kB rows",
-            f"{rows_per_s:,.0f} rows/s, {append['append_mb_per_s']:,.0f} MB/s, "
-            f"{of_disk:.2f} of the disk's {append['disk_mb_per_s']:,.0f} MB/s",
-            ">= 45,000 rows/s or 0.5",
-            rows_per_s >= 45_000 or of_disk >= 0.5,
-        ),
-        (
-            "verified load, page cache warm",
-            f"{append['load_mb_per_s']:,.0f} MB/s, "
-            f"{append['load_mb_per_cpu_s']:,.0f} MB per second of CPU",
-            ">= 500 MB/s",
-            append["load_mb_per_s"] >= 500,
-        ),
-    ]
-    for count, figures in torch.items():
-        rows.append(
-            (
-                f"64 new rows beside {int(count):,}: snapshot against torch.save of all",
-                f"{1e3 * figures['snapshot_s']:.1f} ms against "
-                f"{1e3 * figures['torch_save_s']:.1f} ms: 1/{1 / figures['ratio']:.1f}",
-                "-",
-                None,
-            )
-        )
-    return rows
+def _long_job(job: Job, place: Path) -> Job:
+    """The chosen recipe as it is; the built-in demo with long responses."""
+    if job.recipe is not None:
+        return job
+    model = endless_model(place / "model")
+    return replace(job, overrides=(f"model.path={model}", *LONG, *job.overrides))
+
+
+def report(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the table of a finished bench."""
+    print_table(table_rows(found), title=str(found["machine"]), console=console)
 
 
 def print_table(rows: Sequence[Row], *, title: str, console: Console | None = None) -> None:
@@ -115,38 +127,91 @@ def print_table(rows: Sequence[Row], *, title: str, console: Console | None = No
     (console or Console()).print(table)
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m outlast.testing.bench", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--out", type=Path, help="write the figures to this file as JSON")
-    parser.add_argument("--directory", type=Path, help="the disk to measure; else a temporary one")
-    parser.add_argument("--groups", type=int, default=Sizes().groups)
-    parser.add_argument("--rows-mib", type=int, default=Sizes().rows_bytes >> 20)
-    parser.add_argument("--append-mib", type=int, default=Sizes().append_bytes >> 20)
+    parser = _parser()
     options = parser.parse_args(arguments)
-    sizes = Sizes(
-        groups=options.groups,
-        rows_bytes=options.rows_mib << 20,
-        append_bytes=options.append_mib << 20,
-    )
+    plan = plan_of(options)
+    unknown = [part for part in plan.only if part not in PARTS]
+    if unknown:
+        parser.error(f"--only {','.join(unknown)}: the parts are {', '.join(PARTS)}")
     with tempfile.TemporaryDirectory(prefix="outlast-bench-", dir=options.directory) as directory:
-        found = run_bench(sizes, Path(directory), say=_to_stderr)
+        found, code = dict[str, Any](), 0
+        try:
+            run_bench(plan, Path(directory), found=found, say=_to_stderr)
+        except Hung as error:
+            print(f"bench: {error}", file=sys.stderr)
+            code = Hung.exit_code
     report(found)
     if options.out is not None:
         options.out.write_text(json.dumps(found, indent=2) + "\n")
-    return 0
+    if options.picture is not None and "goodput" in found:
+        options.picture.write_text(goodput_picture(found["goodput"], plan.goodput))
+    return code
 
 
-def report(found: dict[str, object], console: Console | None = None) -> None:
-    """Print the table of a finished bench."""
-    cut, append, torch = found["cut"], found["append"], found["torch_save"]
-    assert isinstance(cut, dict) and isinstance(append, dict) and isinstance(torch, dict)
-    print_table(table_rows(cut, append, torch=torch), title=str(found["machine"]), console=console)
+def goodput_picture(found: Mapping[str, Any], plan: Goodput) -> str:
+    """SVG of the goodput part."""
+    title = f"{plan.steps} steps, killed {plan.kills} times, about every {plan.mean_life_s:g} s"
+    return picture(lines_of(found), title=title)
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The options over the full plan, or over the quick one. Zero stands for the plan's own."""
+    base = QUICK if options.quick else Plan()
+    sizes, goodput = base.sizes, base.goodput
+    return replace(
+        base,
+        only=tuple(options.only.split(",")) if options.only else base.only,
+        job=Job(recipe=options.recipe, overrides=(*base.job.overrides, *options.overrides)),
+        sizes=replace(
+            sizes,
+            groups=options.groups or sizes.groups,
+            rows_bytes=options.rows_mib << 20 or sizes.rows_bytes,
+            append_bytes=options.append_mib << 20 or sizes.append_bytes,
+        ),
+        throughput=replace(
+            base.throughput,
+            steps=options.steps or base.throughput.steps,
+            rounds=options.rounds or base.throughput.rounds,
+        ),
+        many=replace(base.many, snapshots=options.snapshots or base.many.snapshots),
+        goodput=replace(
+            goodput,
+            steps=options.goodput_steps or goodput.steps,
+            kills=goodput.kills if options.kills is None else options.kills,
+            mean_life_s=options.life_s or goodput.mean_life_s,
+            seed=options.seed,
+        ),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m outlast.testing.bench", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--only", metavar="PARTS", help=f"comma-separated; else all: {','.join(PARTS)}")
+    add("--quick", action="store_true", help="everything small: says that it works, not how fast")
+    add("--out", type=Path, help="write the figures to this file as JSON")
+    add("--picture", type=Path, help="draw the goodput part to this SVG file")
+    add("--directory", type=Path, help="the disk to measure; else a temporary one")
+    add("--groups", type=int, default=0, help="buffered groups of `cut`")
+    add("--rows-mib", type=int, default=0, help="row bytes of `cut`")
+    add("--append-mib", type=int, default=0, help="row bytes of `append`")
+    add("--recipe", help="recipe that the last three parts train; else the built-in demo")
+    add("--set", dest="overrides", action="append", default=[], metavar="a.b=v")
+    add("--steps", type=int, default=0, help="steps of each run of `throughput`")
+    add("--rounds", type=int, default=0, help="rounds of `throughput`")
+    add("--snapshots", type=int, default=0, help="snapshots of `many`")
+    add("--goodput-steps", type=int, default=0, help="target of `goodput`")
+    add("--kills", type=int, help="kills of `goodput`")
+    add("--life-s", type=float, default=0.0, help="mean seconds from first dispatch to a kill")
+    add("--seed", type=int, default=0, help="draws the schedule of kills")
+    return parser
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
