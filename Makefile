@@ -109,6 +109,7 @@ sim: $(STAMPS)/dev ## deterministic simulation of the whole controller, longer t
 
 chaos: $(STAMPS)/dev ## kill -9, SIGTERM, SIGSTOP and a full disk against the real program
 	$(PY) -m outlast.testing.chaos $(ARGS)
+	$(PY) -m outlast.testing.token_kills
 
 bench: $(STAMPS)/bench ## ratios measured side by side in one run (ARGS="--only cut,goodput" or "--quick")
 	$(PY) -m outlast.testing.bench $(ARGS)

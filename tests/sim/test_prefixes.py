@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -170,3 +171,41 @@ def test_S3_what_an_environment_reads_after_its_attempt_ended_is_in_no_prefix() 
     assert sim.run().how == "finished"
     assert len(environment.readers) >= 4
     assert np.all(sim.responses[SLOT].versions == 0) and len(sim.responses[SLOT].ids) == 40
+
+
+class TwoTurns(FakeEnvironment):
+    """A second generation follows the first; both are in the row."""
+
+    async def rollout(self, request: RolloutRequest, /) -> Rollout:
+        first = await super().rollout(request)
+        prompt = np.concatenate([first.prompt_ids, first.response_ids])
+        chunks = [chunk async for chunk in request.generate(prompt, request.sampling)]
+        return replace(
+            first,
+            response_ids=np.concatenate([first.response_ids, *(c.ids for c in chunks)]),
+            logprobs=np.concatenate([first.logprobs, *(c.logprobs for c in chunks)]),
+            weight_versions=np.concatenate([first.weight_versions, *(c.versions for c in chunks)]),
+            loss_mask=np.ones(len(first.response_ids) + sum(len(c.ids) for c in chunks), np.bool_),
+        )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_S13_only_the_first_of_two_turns_is_inherited(seed: int) -> None:
+    sim = Simulation(
+        prompts=6,
+        siblings=2,
+        groups_per_step=2,
+        steps=3,
+        level="token",
+        interval_s=0.5,
+        seed=seed,
+        environment=TwoTurns(),
+        engine=EngineProfile(latency_s=2.0, failure_share=0.3),
+        infrastructure_attempts=50,
+    )
+    for tenths in (17, 23, 31, 42):
+        if sim.run_until(seconds=tenths / 10):
+            sim.kill(power_cut=seed % 2 == 0)
+            sim.resume()
+    assert sim.run().how == "finished"
+    assert sim.audit().ok

@@ -44,7 +44,7 @@ class PrefixLaws(InstantLaws):
         if slot is None:
             return
         if not _first_turn(request):  # what the environment did in between is not kept
-            self.shadow.received.pop(slot, None)
+            self._forget(slot)
             return
         fresh = Tokens(prompt=request.prompt_ids.tobytes())
         kept = self.shadow.received.get(slot, NOTHING) if self.bounds.keeps_tokens else NOTHING
@@ -56,7 +56,7 @@ class PrefixLaws(InstantLaws):
         )
         self._inherited[self._attempts[slot]] = expected
         if self.bounds.keeps_tokens:
-            self.shadow.received[slot] = expected
+            self.shadow.received[slot], self._lengths[slot] = expected, len(expected)
             self._check_again(slot, inherited=len(found))
 
     def streamed(self, request: GenerationRequest, chunk: TokenChunk) -> None:
@@ -96,8 +96,9 @@ class PrefixLaws(InstantLaws):
             return
         found, inherited = Tokens.of_row(row), self._inherited.get(str(row.key), NOTHING)
         self.responses[slot] = found
+        ours = len(inherited) > 0 and inherited.prompt == found.prompt  # else another turn's row
         self.require(
-            not len(inherited) or found.begins_with(inherited),
+            not ours or found.begins_with(inherited),
             f"S13: row {row.key} has {found}, its attempt inherited {inherited}",
         )
 
@@ -124,7 +125,12 @@ class PrefixLaws(InstantLaws):
     def tokens_of_failed(self, slot: Slot, key: str, *, data: bool) -> None:
         """A failed attempt leaves its tokens to the next one, unless its response was at fault."""
         if self._inherited.pop(key, None) is not None and data:
-            self.shadow.received.pop(slot, None)
+            self._forget(slot)
+
+    def _forget(self, slot: Slot) -> None:
+        """Nothing of the sibling is inherited; it starts over on purpose."""
+        self.shadow.received.pop(slot, None)
+        self._lengths.pop(slot, None)
 
 
 def _first_turn(request: GenerationRequest) -> bool:
