@@ -31,7 +31,7 @@ def test_a_dozen_kills_lose_nothing_that_was_saved(tmp_path: Path) -> None:
     print_report(verdict)
     assert verdict.violations == [], "\n".join(said)
     assert len(verdict.deaths) >= KILLS and verdict.finished >= 1
-    assert (verdict.skipped, verdict.repeated) == (0, 0)
+    assert (verdict.skipped, verdict.repeated) == (0, 0) and verdict.orphans == []
     assert verdict.siblings_reused > 0 and verdict.tokens_reused > 0
     assert len({death.ended.blow.kind for death in verdict.deaths}) >= 4
     assert verdict.trained == 14 * 4 * verdict.finished

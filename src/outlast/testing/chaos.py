@@ -51,7 +51,8 @@ def run_campaign(campaign: Campaign, directory: Path, *, say: Say = quiet) -> Ve
     began = time.monotonic()
     verdict = _possible(campaign, say=say)
     campaign = verdict.campaign
-    file_systems = power.kinds() if _needs_volume(campaign) else ()
+    kinds = campaign.file_systems or power.kinds()
+    file_systems = kinds if _needs_volume(campaign) else ()
     rng = random.Random(campaign.seed)
     pace = Pace(life_s=campaign.life_s or 4.0, fixed=campaign.life_s is not None)
     for number in range(1, campaign.lineages_max + 1):
@@ -123,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         overrides=tuple(options.overrides),
         kinds=tuple(Kind(name) for name in options.kinds.split(",")),
         volume_bytes=options.volume_mib << 20,
+        file_systems=tuple(options.file_systems.split(",")) if options.file_systems else (),
         lineages_max=options.lineages,
         life_s=options.life_s,
         timeout_s=options.timeout_s,
@@ -149,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=v")
     parser.add_argument("--kinds", default=",".join(EVERYTHING), help="kills to draw from")
     parser.add_argument("--volume-mib", type=int, default=512, help="size of a run's file system")
+    parser.add_argument("--file-systems", help="ext4, xfs or both; none: what can be made here")
     parser.add_argument("--lineages", type=int, default=1_000, help="at most so many runs")
     parser.add_argument("--life-s", type=float, help="typical seconds until a blow; else learnt")
     parser.add_argument("--timeout-s", type=float, default=7200.0, help="bound of the campaign")

@@ -134,6 +134,7 @@ class Lineage:
         verdict = self._verdict
         where = f"lineage {self._number}, life {life}"
         verdict.lives += 1
+        verdict.orphans += [f"{where}: {orphan}" for orphan in ended.orphans]
         self._books.violations += [f"life {life}: {text}" for text in ended.complaints]
         if ended.returncode == Preempted.exit_code and loss.siblings_lost:
             self._books.violations.append(

@@ -86,9 +86,11 @@ class Ended:
     """The same from the lock on: without imports and adapters (restarts only)."""
     tape: tuple[Taped, ...]
     complaints: tuple[str, ...]
-    """Broken promises of the process itself: exit code, grace, silence, orphans."""
+    """Broken promises of the process itself: exit code, grace, silence."""
     cut: Copy | None = None
     """The power cut that ended it."""
+    orphans: tuple[str, ...] = ()
+    """What it had started and what outlived it: Outlast starts no process, a reward may."""
 
     @property
     def finished(self) -> bool:
@@ -219,7 +221,6 @@ def _ended(child: Child, blow: Blow | None, *, order: Order, struck: Struck) -> 
     if code == -signal.SIGKILL and place is not None:
         state = f"at {place}"
     complaints = list(_complaints(code, blow, tape=tape))
-    complaints += [f"a process outlives the run that started it: {it}" for it in child.orphans()]
     if struck.stop_s is not None and struck.stop_s > order.grace_s + 1.0:
         complaints.append(f"L3: {struck.stop_s:.1f} s from SIGTERM, grace {order.grace_s:g} s")
     if complaints:
@@ -235,6 +236,7 @@ def _ended(child: Child, blow: Blow | None, *, order: Order, struck: Struck) -> 
         tape=tape,
         complaints=tuple(complaints),
         cut=struck.cut,
+        orphans=tuple(child.orphans()),
     )
 
 

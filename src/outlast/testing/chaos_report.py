@@ -24,6 +24,8 @@ def print_report(verdict: Verdict, console: Console | None = None) -> None:
     out.print(_summary(verdict), highlight=False)
     for text in verdict.untested:
         out.print(f"[yellow]{text}[/yellow]", highlight=False)
+    for text in verdict.orphans:
+        out.print(f"[yellow]outlived its run[/yellow]: {text}", highlight=False)
     for text in verdict.violations:
         out.print(f"[red]violation[/red]: {text}", highlight=False)
     if not verdict.complete:
@@ -56,6 +58,7 @@ def report_json(verdict: Verdict) -> str:
             "tokens_lost": sum(d.loss.tokens_lost for d in verdict.deaths),
             "restart_s": _quantiles(verdict.restarts_s),
             "untested": verdict.untested,
+            "orphans": verdict.orphans,
             "violations": verdict.violations,
             "deaths": [_death(death) for death in verdict.deaths],
         },

@@ -26,6 +26,8 @@ class Campaign:
     kinds: tuple[Kind, ...] = ORDINARY
     volume_bytes: int = 512 << 20
     """Size of the file system that a run gets to cut or to fill; its image is sparse."""
+    file_systems: tuple[str, ...] = ()
+    """Kinds that lineages take in turn; none named: all that can be made here."""
     lineages_max: int = 1_000
     life_s: float | None = None
     """Typical time from the first dispatch to the blow's latest moment; None: learnt."""
@@ -67,6 +69,8 @@ class Verdict:
     seconds: float = 0.0
     untested: list[str] = field(default_factory=list)
     """What was asked for and could not be done here."""
+    orphans: list[str] = field(default_factory=list)
+    """Processes that outlived the life that had started them; they were ended."""
 
     @property
     def cuts(self) -> int:
