@@ -170,6 +170,11 @@ REFUSED = {
         ["environment.system_prompt=Think."],
         "environment.system_prompt: does nothing without a chat template",
     ),
+    "a recovery level for nobody": (
+        ["rollout_recovery.overrides.single_trun=sibling"],
+        "rollout_recovery.overrides.single_trun: names neither the environment nor the dataset of "
+        "this recipe, so it does nothing; required: single_turn or tiny",
+    ),
     "a template without the prompt": (
         ["environment.template=Hello"],
         "environment.template: found 'Hello', which leaves the prompt out; required: {prompt}",

@@ -41,6 +41,7 @@ def check_recipe(
         *_persistence(recipe),
         *_retention(recipe),
         *_dead_keys(recipe),
+        *_recovery(recipe),
     ]
     if wrong:
         raise RecipeError("\n  ".join(["the recipe is refused at start-up:", *wrong]))
@@ -220,6 +221,16 @@ def _dead_keys(recipe: Recipe) -> Iterator[str]:
             f"environment.template: found {environment.template!r}, which leaves the prompt out; "
             "required: {prompt} somewhere in it"
         )
+
+
+def _recovery(recipe: Recipe) -> Iterator[str]:
+    known = (recipe.environment.kind, recipe.dataset.name or recipe.dataset.source)
+    for name in recipe.rollout_recovery.overrides:
+        if name not in known:
+            yield (
+                f"rollout_recovery.overrides.{name}: names neither the environment nor the dataset "
+                f"of this recipe, so it does nothing; required: {known[0]} or {known[1]}"
+            )
 
 
 def _costs(recipe: Recipe) -> Iterator[str]:
