@@ -107,7 +107,7 @@ crash: $(STAMPS)/dev ## crash-point enumeration of everything that touches the d
 sim: $(STAMPS)/dev ## deterministic simulation of the whole controller, longer than in CI
 	$(PY) -m outlast.testing.simulate $(ARGS)
 
-chaos: $(STAMPS)/dev ## kill -9, SIGTERM, SIGSTOP and a full disk against the real program
+chaos: $(STAMPS)/dev ## kill -9, SIGTERM, SIGSTOP, full disks and power cuts (root) against the real program
 	$(PY) -m outlast.testing.chaos $(ARGS)
 	$(PY) -m outlast.testing.token_kills
 

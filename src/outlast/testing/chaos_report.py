@@ -1,6 +1,6 @@
 """The report of a chaos campaign: two tables for people, one document for machines.
 
-May import: the verdict, rich.
+May import: the verdict, `cli.output`, rich.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table
 
+from outlast.cli.output import columns
 from outlast.testing.chaos_verdict import Death, Verdict
+
+COLUMNS = (
+    "deaths", "siblings kept", "lost", "tokens kept", "lost", "s to request", "s to response"
+)  # fmt: skip
+"""Seconds are medians, from exec to the first request sent, and to the first response finished."""
 
 
 def print_report(verdict: Verdict, console: Console | None = None) -> None:
     """Tables by kind and by phase, then the sums, every violation and the verdict."""
     out = console or Console()
-    out.print(_table("by kind", verdict.deaths, by=_kind))
-    out.print(_table("by phase", verdict.deaths, by=_phase))
+    for name, by in (("by kind", _kind), ("by phase", _phase)):
+        out.print(_table(name, verdict.deaths, by=by), highlight=False, soft_wrap=True)
+        out.print()
     out.print(_summary(verdict), highlight=False)
     for text in verdict.untested:
         out.print(f"[yellow]{text}[/yellow]", highlight=False)
@@ -97,26 +103,18 @@ def _audit(verdict: Verdict) -> str:
     if verdict.violations:
         return f"{len(verdict.violations)} violations"
     return (
-        f"no violation in {verdict.audited} of {verdict.audited} runs: {verdict.trained:,} groups "
+        f"no violation in {verdict.audited} runs: {verdict.trained:,} groups "
         f"trained, {verdict.skipped} skipped, {verdict.repeated} repeated"
     )
 
 
-def _table(title: str, deaths: Sequence[Death], *, by: Callable[[Death], str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("kind" if by is _kind else "phase", no_wrap=True)
-    for name in (
-        "kills", "siblings kept", "lost", "tokens kept", "lost", "dispatch after s", "response"
-    ):  # fmt: skip
-        table.add_column(name, justify="right")
+def _table(first: str, deaths: Sequence[Death], *, by: Callable[[Death], str]) -> str:
     groups: dict[str, list[Death]] = defaultdict(list)
     for death in deaths:
         groups[by(death)].append(death)
-    for name, held in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-        table.add_row(name, *_cells(held))
-    table.add_section()
-    table.add_row("all", *_cells(deaths))
-    return table
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    rows = [(name, *_cells(held)) for name, held in [*ordered, ("all", list(deaths))]]
+    return columns((first, *COLUMNS), rows)
 
 
 def _cells(deaths: Sequence[Death]) -> tuple[str, ...]:

@@ -103,5 +103,7 @@ def simulate(
         print_json(report.document())
     else:
         typer.echo(report.text())
+        for violation in report.violations:
+            typer.echo(f"see it again: python -m outlast.testing.simulate --trace {violation.seed}")
     if report.violations:
         raise typer.Exit(Exit.INVARIANT)
