@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -135,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [part for part in plan.only if part not in PARTS]
     if unknown:
         parser.error(f"--only {','.join(unknown)}: the parts are {', '.join(PARTS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no child is left behind
     with tempfile.TemporaryDirectory(prefix="outlast-bench-", dir=options.directory) as directory:
         found, code = dict[str, Any](), 0
         try:
