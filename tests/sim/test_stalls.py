@@ -11,7 +11,7 @@ import pytest
 
 from outlast.ports import Weights
 from outlast.telemetry import events
-from outlast.testing import Answer, Simulation
+from outlast.testing import Answer, Simulation, TrainerFault
 from outlast.testing.fake_engine import FakeEngine
 from outlast.testing.world import SimOffload
 
@@ -48,10 +48,50 @@ def test_L4_a_wedge_with_nothing_in_flight_is_seen(monkeypatch: pytest.MonkeyPat
     assert (ended.how, ended.exit_code) == ("StallAbort", 69)
     (stalled,) = [event for event in sim.events if isinstance(event, events.Stalled)]
     assert dict(stalled.waiting)["rollout"].startswith("admission")
+    assert dict(stalled.waiting)["weights"].startswith("engines to acknowledge")
     gauges = [event for event in sim.events if isinstance(event, events.Gauges)]
     assert gauges[-1].inflight_siblings == 0
     sim.resume()
     assert sim.run().how == "finished"
+
+
+@pytest.mark.parametrize("life", [1, 2])
+def test_L4_a_start_that_waits_for_an_engine_for_ever_is_reported(
+    life: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first life, and in one that restores something."""
+    sim = small()
+    if life == 2:
+        sim.run_until(step=2)
+        sim.kill()
+
+    async def hang(self: FakeEngine, weights: Weights, /) -> Any:
+        await sim.life.loop.create_future()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeEngine, "update_weights", hang)
+        if life == 2:
+            sim.resume()
+        ended = sim.run()
+    assert (ended.how, ended.exit_code) == ("StallAbort", 69)
+    assert "weights waits for engines to acknowledge" in ended.message
+    sim.resume()
+    assert sim.run().how == "finished"
+
+
+def test_L4_a_replay_that_hangs_is_reported() -> None:
+    sim = small(save_period=9, anchor_policy="replay", interval_s=0.5)
+    sim.run_until(step=2)
+    sim.run_until(snapshots=1)
+    sim.kill()
+    sim.trainer.faults[1] = TrainerFault.HANGS
+    sim.resume()
+    ended = sim.run()
+    assert (ended.how, ended.exit_code) == ("StallAbort", 69)
+    assert "replay waits for the trainer to execute step 1 again" in ended.message
+    sim.resume()
+    assert sim.run().how == "finished"
+    assert sim.audit().ok
 
 
 def test_P6_no_call_to_the_disk_runs_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

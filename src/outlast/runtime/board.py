@@ -9,7 +9,8 @@ May import: `model`, `telemetry`, `world`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outlast.model.cut import Anchor
@@ -176,9 +177,15 @@ class Board:
 
     async def waiting(self, who: str, what: str) -> None:
         """Wait for any change, on the record."""
+        with self.on_record(who, what):
+            await self.changed.wait()
+
+    @contextlib.contextmanager
+    def on_record(self, who: str, what: str) -> Iterator[None]:
+        """What `who` awaits inside is listed in stall reports."""
         self._waiting[who] = what
         try:
-            await self.changed.wait()
+            yield
         finally:
             self._waiting.pop(who, None)
 

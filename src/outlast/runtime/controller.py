@@ -155,10 +155,26 @@ class Controller:
         self._world.perhaps("start.trainer_loaded")
         pumps = self._wire(board, life, plane=plane, trainer=trainer)
         life.report(board)
-        await replay(board, trainer=trainer, checkpoints=pumps.checkpoints)
-        await pumps.weights.push()
+        await self._watched(self._catch_up(board, trainer, pumps=pumps), pumps)
         self._world.perhaps("start.ready")
         return pumps
+
+    async def _catch_up(self, board: Board, trainer: Trainer, *, pumps: _Pumps) -> None:
+        await replay(board, trainer=trainer, checkpoints=pumps.checkpoints)
+        await pumps.weights.push()
+
+    async def _watched(self, work: Coroutine[None, None, None], pumps: _Pumps) -> None:
+        """Await `work` under the watchdog: a start that hangs is reported like any stall."""
+        watch = asyncio.ensure_future(pumps.watchdog.run())
+        start = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((start, watch), return_when=asyncio.FIRST_COMPLETED)
+            if not start.done():
+                await watch  # raises on a stall; returns on a stop request
+            await start
+        finally:
+            watch.cancel()
+            start.cancel()
 
     def _wire(self, board: Board, life: Life, *, plane: DataPlane, trainer: Trainer) -> _Pumps:
         adapters, settings = self._adapters, self._settings

@@ -33,7 +33,8 @@ async def replay(board: Board, *, trainer: Trainer, checkpoints: CheckpointPump)
     while board.state.steps.to_replay and board.stopping is None:
         record = board.state.steps.to_replay[0]
         began = board.world.clock.monotonic()
-        metrics = await _execute(board, record, trainer=trainer)
+        with board.on_record("replay", f"the trainer to execute step {record.step} again"):
+            metrics = await _execute(board, record, trainer=trainer)
         board.state.replay(metrics)
         board.world.perhaps("replay.stepped")
         replayed += 1

@@ -43,7 +43,8 @@ class WeightsPump:
             began = board.world.clock.monotonic()
             board.world.perhaps("weights.before_push")
             weights = await self._trainer.weights(self._incarnation)
-            acknowledged = await self._engine.update_weights(weights)
+            with board.on_record("weights", f"engines to acknowledge {weights.version}"):
+                acknowledged = await self._engine.update_weights(weights)
             board.world.perhaps("weights.pushed")
             if acknowledged != weights.version:
                 raise InvariantError(
