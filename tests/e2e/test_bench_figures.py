@@ -118,10 +118,10 @@ def test_a_schedule_is_the_same_for_everyone_and_near_its_mean() -> None:
     assert [s.name for s in set_ups(1.0) if s.forgets] == ["none"]
 
 
-def test_generated_tokens_count_to_the_end_of_a_life() -> None:
-    last = msgspec.structs.replace(gauges(), generated_tokens=500, tokens_per_s=100.0)
-    assert generated(tape((10.0, last)), ended=10.2) == 520
-    assert generated([], ended=1.0) == 0
+def test_generated_tokens_are_those_of_the_last_gauge() -> None:
+    early, late = (msgspec.structs.replace(gauges(), generated_tokens=n) for n in (100, 500))
+    assert generated(tape((10.0, early), (10.1, late), (10.2, step(1, 1)))) == 500
+    assert generated([]) == 0
 
 
 def test_an_account_goes_back_with_the_run() -> None:

@@ -137,7 +137,7 @@ class Account:
             if isinstance(taped.event, events.StepFinished):
                 self.steps[taped.event.step] = tokens[taped.event.step]
                 self.curve.append((begun + taped.wall - spawned, self.trained))
-        self.generated += generated(tape, ended=ended)
+        self.generated += generated(tape)
         self.wall_s = begun + ended - spawned
         if killed:
             self.kills += 1
@@ -160,13 +160,10 @@ class Account:
         }
 
 
-def generated(tape: Sequence[Taped], *, ended: float) -> int:
-    """Tokens a life decoded: its last gauge, and the tail at the pace of that gauge."""
-    last = next((t for t in reversed(tape) if isinstance(t.event, events.Gauges)), None)
-    if last is None or not isinstance(last.event, events.Gauges):
-        return 0
-    tail = last.event.tokens_per_s * min(1.0, max(0.0, ended - last.wall))
-    return last.event.generated_tokens + round(tail)
+def generated(tape: Sequence[Taped]) -> int:
+    """Tokens a life decoded, as its last gauge says: what followed within 0.1 s is not counted."""
+    gauges = [taped.event for taped in tape if isinstance(taped.event, events.Gauges)]
+    return gauges[-1].generated_tokens if gauges else 0
 
 
 def _first_dispatch(tape: Sequence[Taped]) -> float | None:
