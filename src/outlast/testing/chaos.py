@@ -3,7 +3,8 @@
     python -m outlast.testing.chaos [--kills 100] [--power-cuts 20] [--recipe R] [--set a.b=c] ...
 
 Lineages follow each other until enough lives were ended; each is driven to its end and audited.
-Exit code 0: no violation; 1: a violation, or fewer kills than asked for; 69: something hung.
+Exit code 0: no violation; 1: a violation, or fewer kills than asked for; 69: something hung; 74: a
+volume failed.
 `outlast crashtest` is the same for a user's own recipe. May import: everything below.
 """
 
@@ -26,7 +27,7 @@ from outlast.testing.chaos_lineage import Lineage
 from outlast.testing.chaos_lives import Hung, Pace
 from outlast.testing.chaos_report import print_report, report_json
 from outlast.testing.chaos_verdict import Campaign, Verdict
-from outlast.testing.power import Volume
+from outlast.testing.power import NoPower, Volume
 
 Say = Callable[[str], None]
 EVERYTHING = (*ORDINARY, Kind.VOLUME_FULL)
@@ -101,13 +102,16 @@ def carry_out(campaign: Campaign, directory: Path | None, *, say: Say) -> Verdic
 
     Raises what `run_campaign` raises.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if _needs_volume(campaign):
-        power.private_mounts()
-    if directory is not None:
-        return run_campaign(campaign, directory.absolute(), say=say)
-    with tempfile.TemporaryDirectory(prefix="outlast-chaos-") as temporary:
-        return run_campaign(campaign, Path(temporary), say=say)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        if _needs_volume(campaign):
+            power.private_mounts()
+        if directory is not None:
+            return run_campaign(campaign, directory.absolute(), say=say)
+        with tempfile.TemporaryDirectory(prefix="outlast-chaos-") as temporary:
+            return run_campaign(campaign, Path(temporary), say=say)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # ---------------------------------------------------------------------------------- command
@@ -131,9 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         verdict = carry_out(campaign, options.directory, say=quiet if options.json else to_stderr)
-    except Hung as error:
+    except (Hung, NoPower) as error:
         print(f"chaos: {error}", file=sys.stderr)
-        return Hung.exit_code
+        return error.exit_code
     if options.json:
         print(report_json(verdict))
     else:

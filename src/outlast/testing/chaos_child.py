@@ -81,10 +81,10 @@ class Child:
 
     @property
     def stopped(self) -> bool:
-        """Whether it stands still after a SIGSTOP, its own or ours."""
-        options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
-        if self.returncode is not None:
+        """Whether it stands still after a SIGSTOP, its own or ours; unknown, so False, on macOS."""
+        if self.returncode is not None or not hasattr(os, "waitid"):
             return False
+        options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
         found = os.waitid(os.P_PID, self.pid, options)
         return found is not None and found.si_code == os.CLD_STOPPED
 
