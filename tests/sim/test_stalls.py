@@ -13,6 +13,7 @@ from outlast.ports import Weights
 from outlast.telemetry import events
 from outlast.testing import Answer, Simulation, TrainerFault
 from outlast.testing.fake_engine import FakeEngine
+from outlast.testing.shape import STALL_S
 from outlast.testing.world import SimOffload
 
 
@@ -30,6 +31,15 @@ def test_L4_work_in_flight_that_never_ends_is_reported_with_those_who_wait() -> 
     assert "The last snapshot stands" in ended.message
     sim.resume(rollout_timeout_s=5.0, min_step_batch_fraction=0.5)
     assert sim.run().how == "finished"
+
+
+def test_L4_one_response_that_takes_longer_than_the_time_out_is_no_stall() -> None:
+    """Tokens are progress: rollouts of hours are what this is built for."""
+    sim = small(rollout_timeout_s=40_000.0, response_tokens=200)
+    sim.engine.script(Answer(latency_s=20 * STALL_S, chunks=200, tokens=200), group=0)
+    assert sim.run().how == "finished"
+    assert not any(isinstance(event, events.Stalled) for event in sim.events)
+    assert sim.audit().ok
 
 
 def test_L4_a_wedge_with_nothing_in_flight_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ class RolloutFailureSection(Section):
 
 
 class StallWatchdogSection(Section):
-    """Progress is (groups committed, steps finished)."""
+    """Progress is a committed group, a finished step, or a decoded token."""
 
     stall_timeout_s: float = operational(900.0, "no progress for this long", why=BOUND, gt=0)
     action: Literal["warn", "abort"] = operational("abort", "what to do then", why=BOUND)

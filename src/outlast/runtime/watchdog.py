@@ -1,4 +1,4 @@
-"""Watchdog: progress is (groups committed, steps finished); gauges on their own clock.
+"""Watchdog: progress is (groups committed, steps finished, tokens); gauges on their own clock.
 
 | consumes | produces | waits for | unblocked by |
 |---|---|---|---|
@@ -51,8 +51,11 @@ class Watchdog:
                 self._stalled(now - moved_at)
                 moved_at = now
 
-    def _progress(self) -> tuple[int, int]:
-        return self._board.state.committed, self._board.state.version
+    def _progress(self) -> tuple[int, int, int]:
+        """Tokens count, since one response may take hours; an attempt that goes round in circles
+        ends by its own deadline, token limit and budget."""
+        board = self._board
+        return board.state.committed, board.state.version, board.generated_tokens
 
     def _stalled(self, seconds: float) -> None:
         waits = self._board.waits()
@@ -60,7 +63,7 @@ class Watchdog:
         if self._settings.abort:
             listed = "; ".join(f"{who} waits for {what}" for who, what in waits) or "nobody waits"
             raise StallAbort(
-                f"no group committed and no step finished for {seconds:.0f} s "
+                f"no group committed, no step finished and no token decoded for {seconds:.0f} s "
                 f"(stall_timeout_s): {listed}. The last snapshot stands; restart to continue"
             )
 
