@@ -167,6 +167,7 @@ def test_a6_loading_changes_nothing_until_the_first_write() -> None:
         await other.load(Path(root / "a"), keys_of(rows))
         assert disk.visible().signature() == before
         await other.adopt()
-        assert disk.list(root / "segments") == disk.list(root / "a")[1:]
+        (name,), (old,) = disk.list(root / "segments"), disk.list(root / "a")[1:]
+        assert name > old and disk.read(root / "segments" / name) == disk.read(root / "a" / old)
 
     asyncio.run(scene())

@@ -243,6 +243,8 @@ def test_A1_an_export_is_the_checkpoint_and_loads_in_transformers(
     from outlast.world import real_world
 
     target = tmp_path / "hf"
+    (tmp_path / "hf.exporting" / "unfinished").mkdir(parents=True)  # an export was killed
+    (tmp_path / "hf.exporting" / "lock").touch()
     made = answer(outlast("export", run_dir, "--to", target, "--json"))
     assert made["checkpoint"] == "step_000004" and "model.safetensors" in made["files"]
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
@@ -261,6 +263,7 @@ def test_A1_an_export_is_the_checkpoint_and_loads_in_transformers(
     exported = named_state(model)
     assert exported.keys() == kept.keys()
     assert all(torch.equal(exported[name], kept[name]) for name in kept)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
     again = outlast("export", run_dir, "--to", target)
     assert again.exit_code == 65 and "is not empty" in again.stderr
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import pytest
 
+from outlast.durable import lock
 from outlast.durable.audit import audit_run
 from outlast.durable.cutcodec import LoadedCut, load_cut
 from outlast.durable.cuts import newest_cut
@@ -267,7 +269,38 @@ def test_a_full_disk_leaves_nothing_behind(run_dir: Path, monkeypatch: pytest.Mo
     assert sorted(path.name for path in run_dir.parent.iterdir()) == ["run"]
 
 
-def test_a_fork_that_was_killed_is_named(run_dir: Path) -> None:
+def test_what_a_killed_fork_left_is_cleared_away(run_dir: Path) -> None:
+    left = run_dir.parent / "new.forking"
+    (left / "unfinished" / "snapshots").mkdir(parents=True)
+    (left / "lock").write_text("torn")
+    fork(run_dir, "snapshot_000003")
+    assert sorted(path.name for path in run_dir.parent.iterdir()) == ["new", "run"]
+
+
+def test_P4_a_scaffold_with_anything_else_inside_is_left_alone(run_dir: Path) -> None:
     (run_dir.parent / "new.forking").mkdir()
-    with pytest.raises(NotRestorable, match="another fork is making it, or was killed"):
+    (run_dir.parent / "new.forking" / "notes.txt").write_text("mine")
+    before = image(run_dir.parent)
+    with pytest.raises(NotRestorable, match=r"new\.forking holds notes\.txt; .* Move it away"):
         fork(run_dir, "snapshot_000003")
+    assert image(run_dir.parent) == before
+
+
+def test_a_scaffold_of_another_host_is_named_and_left_alone(run_dir: Path) -> None:
+    left = run_dir.parent / "new.forking"
+    left.mkdir()
+    content = {"host": "far", "pid": 7, "incarnation": None, "heartbeat": 0.0}
+    (left / "lock").write_text(json.dumps(content))
+    with pytest.raises(NotRestorable, match=r"pid 7 on host far.*If that process is gone, remove"):
+        fork(run_dir, "snapshot_000003")
+    assert left.exists() and not (run_dir.parent / "new").exists()
+
+
+def test_a_fork_that_is_being_made_is_waited_for(run_dir: Path) -> None:
+    left = PurePosixPath(run_dir.parent / "new.forking")
+    FILES.mkdir(left)
+    held = lock.acquire(FILES, left, world=world())
+    with pytest.raises(NotRestorable, match="is being filled by pid 1 on host test"):
+        fork(run_dir, "snapshot_000003")
+    held.release()
+    fork(run_dir, "snapshot_000003")

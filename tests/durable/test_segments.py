@@ -212,7 +212,40 @@ def test_adoption_links_the_restored_segments_and_sweeps_the_rest() -> None:
     assert len(disk.list(ROOT / "segments")) == 2
     other.adopt()
     other.adopt()
-    assert disk.list(ROOT / "segments") == ("seg_i000001_000001.arrow",)
+    assert disk.list(ROOT / "segments") == ("seg_i000002_000001.arrow",)
+    save(disk, other, everything, "b")
+    name, old = ROOT / "b" / "seg_i000002_000001.arrow", ROOT / "a" / "seg_i000001_000001.arrow"
+    assert disk.read(name) == disk.read(old)
+
+
+def test_a_replaced_controller_cannot_touch_the_segments_of_a_newer_one() -> None:
+    disk = new_disk()
+    zombie, everything = new_store(disk), held(1, 2)
+    zombie.append(list(everything.values()))
+    save(disk, zombie, everything, "a")
+    newer = new_store(disk, incarnation=2)
+    newer.load(ROOT / "a", frozenset(everything))
+    newer.adopt()
+    newer.append(list(held(3).values()))
+    standing = disk.list(ROOT / "segments")
+    zombie.release(everything)
+    late = new_store(disk)  # one that adopts its segments only now
+    late.adopt()
+    assert disk.list(ROOT / "segments") == standing
+    disk.mkdir(ROOT / "z")
+    with pytest.raises(DiskError, match="has another controller taken this run over"):
+        save(disk, zombie_with_rows(disk), held(5), "z/rows")
+    save(disk, newer, {**everything, **held(3)}, "b")
+
+
+def zombie_with_rows(disk: CrashDisk) -> SegmentStore:
+    """A store whose finished segment was swept by its successor."""
+    zombie = new_store(disk, incarnation=1)
+    zombie.append(list(held(5).values()))
+    for name in disk.list(ROOT / "segments"):
+        if name.startswith("seg_i000001"):
+            disk.unlink(ROOT / "segments" / name)
+    return zombie
 
 
 def test_s12_segments_without_live_rows_go_away() -> None:

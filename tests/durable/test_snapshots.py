@@ -441,7 +441,10 @@ def test_a_cut_that_names_the_log_of_an_earlier_life_syncs_none() -> None:
     tree = life.publisher.open_snapshot(Sequence(9))
     disk.mkdir(life.publisher.rows_directory(tree))
     rows = life.store.save(life.state.held, life.publisher.rows_directory(tree), link=True)
-    life.publisher.publish_snapshot(tree, cut=cut, rows=rows, fingerprint=b"{}", recipe=b"")
+    prefixes = life.state.prefixes.values()
+    life.publisher.publish_snapshot(
+        tree, cut=cut, rows=rows, prefixes=prefixes, fingerprint=b"{}", recipe=b""
+    )
     assert disk.list(RUN_DIR / "consumption") == ("inc_000001.log",)
 
 

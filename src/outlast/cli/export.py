@@ -5,8 +5,7 @@ May import: everything below the command line, when it runs.
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import msgspec
@@ -44,21 +43,23 @@ def export(
     """Write the policy and its tokenizer in Hugging Face format; the run is only read."""
     from outlast.adapters.hf_export import save_model
     from outlast.adapters.torch_model import resolve_model_directory
-    from outlast.cli.output import open_run, print_json
+    from outlast.cli.output import FILES, open_run, print_json
     from outlast.cli.recipes import recipe_of
     from outlast.cli.weights import read_weights
+    from outlast.durable.files import make_directories
+    from outlast.durable.staging import staged
+    from outlast.world import real_world
 
     _require_free(to)
     open_run(run, verify="names")
     settings = recipe_of(run, recipe, overrides=overrides).recipe
     state, weights = read_weights(run, settings, step=step, snapshot=None)
-    staging = _staging(to)
-    try:
-        source = resolve_model_directory(settings.model.path)
-        parameters = save_model(weights, source=source, to=staging)
-        staging.rename(to)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    source = resolve_model_directory(settings.model.path)
+    target = PurePosixPath(to.absolute())
+    make_directories(FILES, target.parent)
+    world = real_world(seed=0)
+    with staged(FILES, target, suffix=STAGING, world=world, sync=True) as directory:
+        parameters = save_model(weights, source=source, to=Path(directory))
     files = sorted(path for path in to.iterdir() if path.is_file())
     made = Exported(
         checkpoint=state.name,
@@ -76,20 +77,6 @@ def _require_free(to: Path) -> None:
         raise NotRestorable(
             f"--to: {to} is not empty; required: an empty directory, or none. Nothing was changed."
         )
-
-
-def _staging(to: Path) -> Path:
-    """A new directory beside `to`, so that nothing half-written ever bears the name asked for."""
-    to.absolute().parent.mkdir(parents=True, exist_ok=True)
-    staging = to.with_name(f"{to.name}{STAGING}")
-    try:
-        staging.mkdir()
-    except FileExistsError as error:
-        raise NotRestorable(
-            f"{staging} exists: another export is writing it, or was killed. Remove it if nobody "
-            "is, or choose another --to."
-        ) from error
-    return staging
 
 
 def _text(made: Exported) -> str:

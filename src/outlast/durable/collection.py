@@ -1,13 +1,13 @@
 """What retention and sweep would remove now, and what that would free. Pure on files, read-only.
 
 The choice is retention's own; only the accounting is here. Segments are shared by hard link, so a
-tree frees the bytes of those files only that nothing left standing has under the same name.
+tree frees the bytes of those files only that nothing left standing has, by name or digest.
 May import: `durable`, `errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -59,7 +59,15 @@ def removals(
     ]
     return (
         *(
-            _tree(files, run_dir, path=f.path, by="retention", why=w, standing=standing)
+            _tree(
+                files,
+                run_dir,
+                path=f.path,
+                by="retention",
+                why=w,
+                standing=standing,
+                digests=_digests(run_dir, f),
+            )
             for f, w in found
         ),
         *(
@@ -92,12 +100,13 @@ def _debris(path: PurePosixPath) -> str:
 
 
 def _shared(files: Files, run_dir: PurePosixPath, *, cuts: Iterable[FoundCut]) -> frozenset[str]:
-    """Names of segments that stay: names are never reused, so a name says which bytes."""
+    """Names and digests of files that stay: a life gives what it restored names of its own."""
     kept = {
-        PurePosixPath(entry.name).name
+        word
         for found in cuts
         if found.manifest is not None
         for entry in found.manifest.files
+        for word in (PurePosixPath(entry.name).name, entry.sha256)
     }
     return frozenset(kept | set(_names(files, run_dir / names.SEGMENTS)))
 
@@ -117,14 +126,21 @@ def _tree(
     by: str,
     why: str,
     standing: frozenset[str],
+    digests: Mapping[PurePosixPath, str] | None = None,
 ) -> Removal:
     sizes = dict(_sizes(files, run_dir / path))
-    freed = (size for name, size in sizes.items() if not _stays(name, standing))
+    known = digests or {}
+    freed = (s for name, s in sizes.items() if not _stays(name, standing, digest=known.get(name)))
     return Removal(path=str(path), by=by, why=why, bytes=sum(sizes.values()), frees=sum(freed))
 
 
-def _stays(path: PurePosixPath, standing: frozenset[str]) -> bool:
-    return names.is_segment(path.name) and path.name in standing
+def _digests(run_dir: PurePosixPath, found: FoundCut) -> dict[PurePosixPath, str]:
+    listed = () if found.manifest is None else found.manifest.files
+    return {run_dir / found.path / entry.name: entry.sha256 for entry in listed}
+
+
+def _stays(path: PurePosixPath, standing: frozenset[str], *, digest: str | None) -> bool:
+    return names.is_segment(path.name) and (path.name in standing or digest in standing)
 
 
 def _sizes(files: Files, path: PurePosixPath) -> list[tuple[PurePosixPath, int]]:
@@ -134,6 +150,13 @@ def _sizes(files: Files, path: PurePosixPath) -> list[tuple[PurePosixPath, int]]
         return [(file, files.stat(file).size) for file in found]
     except FileNotFoundError:
         return []
+
+
+def _links(files: Files, path: PurePosixPath) -> int:
+    try:
+        return files.stat(path).links
+    except FileNotFoundError:
+        return 1
 
 
 def _segments(files: Files, run_dir: PurePosixPath, *, listing: RunListing) -> list[Removal]:
@@ -160,6 +183,6 @@ def _segments(files: Files, run_dir: PurePosixPath, *, listing: RunListing) -> l
         why = (
             f"not in {newest[0].path.name}, from which a start would go on" if newest else "unnamed"
         )
-        frees = 0 if name in held else size
+        frees = 0 if name in held or _links(files, run_dir / path) > 1 else size
         removed.append(Removal(path=str(path), by="sweep", why=why, bytes=size, frees=frees))
     return removed

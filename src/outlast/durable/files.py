@@ -40,6 +40,8 @@ class Stat:
 
     size: int
     is_dir: bool
+    links: int = 1
+    """Names of the file; a disk that cannot tell says one."""
 
 
 class Writer(Protocol):
@@ -267,7 +269,8 @@ class PosixFiles:
         with _reported("stat", path):
             found = os.stat(path)
         is_dir = stat_module.S_ISDIR(found.st_mode)
-        return Stat(size=0 if is_dir else found.st_size, is_dir=is_dir)
+        size, links = (0, 1) if is_dir else (found.st_size, found.st_nlink)
+        return Stat(size=size, is_dir=is_dir, links=links)
 
     def exists(self, path: PurePosixPath, /) -> bool:
         try:

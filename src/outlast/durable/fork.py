@@ -5,25 +5,24 @@ any cut, verified byte by byte, audited, and only then gets its name by one rena
 its bytes: rows, shards and logs are private copies. It keeps the incarnations below the cut, so its
 audit covers every draw since the first one, and adds one of its own that did nothing but publish.
 
-    <new>.forking/   run.json (a new run id), the lives below the cut with their logs as far as
-                     they count, one life "forked", bootstrap anchor, the trainer checkpoint that
-                     the cut needs, the cut
+    <new>.forking/unfinished/   run.json (a new run id), the lives below the cut with their logs as
+                                far as they count, one life "forked", bootstrap anchor, the trainer
+                                checkpoint that the cut needs, the cut
+
+A kill leaves `<new>.forking`, which the next fork to the same name clears away (`staging`).
 
 May import: the rest of `durable`, `model`, `errors`, `world`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from outlast.durable import lock
 from outlast.durable.audit import audit_run
 from outlast.durable.cutcodec import load_cut
-from outlast.durable.files import Files, remove_tree
+from outlast.durable.files import Files
 from outlast.durable.fingerprint import read_fingerprint
 from outlast.durable.forkcut import Terms, rebased, reopened
 from outlast.durable.forkdisk import Published, Source, Target
@@ -31,6 +30,7 @@ from outlast.durable.inspection import CutReader
 from outlast.durable.listing import read_run
 from outlast.durable.manifest import FoundCut
 from outlast.durable.restore import Rejected, judge_cut
+from outlast.durable.staging import require_free, staged
 from outlast.errors import CorruptData, ForeignRun, InvariantError, NotRestorable
 from outlast.model.cut import Cut
 from outlast.model.groups import Group, GroupState
@@ -78,13 +78,13 @@ def fork_run(
     empty, anchor missing), CorruptData for a damaged cut, FingerprintMismatch for terms that
     weights and cursor cannot keep, DiskError; then `new_dir` is as it was.
     """
-    _require_free(files, new_dir)
+    require_free(files, new_dir)
     source = _source(files, run_dir, found=found)
     cut = rebased(source.loaded.cut, source.plan.anchor)
     if terms is not None:
         stored = read_fingerprint(source.loaded.fingerprint, where=str(found.path))
         cut = reopened(cut, terms, stored=stored, name=found.path.name)
-    with _staging(files, new_dir, world=world) as directory:
+    with staged(files, new_dir, suffix=STAGING, world=world) as directory:
         target = Target(files, directory, source=source, world=world)
         try:
             published = target.publish(cut, terms=terms)
@@ -92,8 +92,6 @@ def fork_run(
             _expect_standing(files, run_dir, found=found)
             raise
         _prove(files, directory, published=published)
-        files.rename(directory, new_dir)
-        files.fsync_dir(new_dir.parent)
     assert source.listing.run is not None
     outstanding = _outstanding(published.cut)
     return Forked(
@@ -116,18 +114,6 @@ def fork_run(
 def _outstanding(cut: Cut) -> list[Group]:
     trained = (GroupState.APPLIED, GroupState.REPLAY)
     return [group for group in cut.groups if group.state not in trained]
-
-
-def _require_free(files: Files, new_dir: PurePosixPath) -> None:
-    try:
-        held = files.list(new_dir)
-    except FileNotFoundError:
-        held = ()
-    if held:
-        raise NotRestorable(
-            f"{new_dir} holds {', '.join(held[:5])}; required: an empty directory, or none. "
-            "Nothing was changed. Choose another NEW_DIR."
-        )
 
 
 def _source(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -> Source:
@@ -169,26 +155,6 @@ def _expect_standing(files: Files, run_dir: PurePosixPath, *, found: FoundCut) -
             f"{found.path} has gone: the run is alive and has published newer cuts. Nothing was "
             "changed. Choose a newer cut, or a trainer checkpoint, which stays longer."
         )
-
-
-@contextlib.contextmanager
-def _staging(files: Files, new_dir: PurePosixPath, *, world: World) -> Iterator[PurePosixPath]:
-    """A directory under construction, locked; removed unless it was renamed away."""
-    directory = new_dir.parent / f"{new_dir.name}{STAGING}"
-    try:
-        files.mkdir(directory)
-    except FileExistsError as error:
-        raise NotRestorable(
-            f"{directory} exists: another fork is making it, or was killed. Nothing was changed. "
-            "Remove it if nobody is, or choose another NEW_DIR."
-        ) from error
-    held = lock.acquire(files, directory, world=world)
-    try:
-        yield directory
-    finally:
-        held.release()
-        with contextlib.suppress(FileNotFoundError):
-            remove_tree(files, directory)
 
 
 def _prove(files: Files, directory: PurePosixPath, *, published: Published) -> None:

@@ -65,10 +65,10 @@ def acquire(
     held = files.try_lock(path)
     if held is None:
         raise LockHeld(
-            f"{run_dir} is owned by {_describe(_content(files.read(path)))}. Stop it first, or "
+            f"{run_dir} is owned by {describe(content_of(files.read(path)))}. Stop it first, or "
             f"use another run directory."
         )
-    content = _content(held.read())
+    content = content_of(held.read())
     if (
         content is not None
         and not take_over
@@ -76,7 +76,7 @@ def acquire(
     ):
         held.release()
         raise LockHeld(
-            f"{run_dir} is owned by {_describe(content)}, on another host, with a heartbeat of "
+            f"{run_dir} is owned by {describe(content)}, on another host, with a heartbeat of "
             f"less than {HEARTBEAT_FRESH_S:.0f} s. Stop it, wait, or pass --take-over."
         )
     lock = RunLock(held, world)
@@ -84,18 +84,27 @@ def acquire(
     return lock
 
 
-def _content(data: bytes) -> LockContent | None:
+def content_of(data: bytes) -> LockContent | None:
+    """What a lock file says; None when it is torn."""
     try:
         return msgspec.json.decode(data, type=LockContent)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _describe(content: LockContent | None) -> str:
+def describe(content: LockContent | None) -> str:
+    """The holder, for a message."""
     if content is None:
         return "a controller that left no readable name in the lock file"
     number = content.incarnation if content.incarnation is not None else "not yet adopted"
-    return f"pid {content.pid} on host {content.host}, incarnation {number}"
+    return f"{process(content)}, incarnation {number}"
+
+
+def process(content: LockContent | None) -> str:
+    """The process alone, for locks of what is no run yet."""
+    if content is None:
+        return "a process that left no readable name"
+    return f"pid {content.pid} on host {content.host}"
 
 
 def _alive_elsewhere(

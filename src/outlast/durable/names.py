@@ -125,6 +125,11 @@ def is_stale(name: str) -> bool:
     return _STALE.fullmatch(name) is not None
 
 
+def segment_incarnation(name: str) -> int:
+    """Who wrote a file of ``segments/``; 0 for a name that is no segment's."""
+    return _parse(_SEGMENT, name) or 0
+
+
 def is_segment(name: str) -> bool:
     return _SEGMENT.fullmatch(name) is not None
 

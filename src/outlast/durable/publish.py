@@ -17,7 +17,7 @@ May import: `files`, `manifest`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Protocol
 
@@ -67,12 +67,14 @@ class TmpTree:
     def mkdir(self, name: str) -> PurePosixPath:
         """A directory inside, for a foreign writer; synced by `commit`."""
         path = self.directory / name
-        self._files.mkdir(path)
+        with self._standing():
+            self._files.mkdir(path)
         return path
 
     def write(self, name: str, data: bytes) -> None:
         """A payload file, synced. `name` is relative, with forward slashes."""
-        write_file(self._files, self.directory / name, data=data)
+        with self._standing():
+            write_file(self._files, self.directory / name, data=data)
         self._record(FileEntry(name=name, size=len(data), sha256=sha256(data)))
 
     def add(self, prefix: str, entries: Iterable[FileEntry]) -> None:
@@ -84,12 +86,13 @@ class TmpTree:
 
     def seal(self, prefix: str) -> None:
         """Sync and digest every file that a foreign writer left below `prefix`."""
-        _, found = walk(self._files, self.directory / prefix)
-        for path in found:
-            self._files.fsync_file(path)
-            size, digest = digest_file(self._files, path)
-            name = str(path.relative_to(self.directory))
-            self._record(FileEntry(name=name, size=size, sha256=digest))
+        with self._standing():
+            _, found = walk(self._files, self.directory / prefix)
+            for path in found:
+                self._files.fsync_file(path)
+                size, digest = digest_file(self._files, path)
+                name = str(path.relative_to(self.directory))
+                self._record(FileEntry(name=name, size=size, sha256=digest))
 
     def _record(self, entry: FileEntry) -> None:
         if entry.name in self._entries:
@@ -103,6 +106,19 @@ class TmpTree:
 
     def commit(self, manifest: Manifest, live: PurePosixPath) -> None:
         """Publish under `live`. When this returns the tree is durable and may be acknowledged."""
+        with self._standing():
+            self._commit(manifest, live)
+
+    @contextlib.contextmanager
+    def _standing(self) -> Iterator[None]:
+        """A tree that has gone was swept: by whom, the fence says."""
+        try:
+            yield
+        except FileNotFoundError:
+            self._fence.check()
+            raise
+
+    def _commit(self, manifest: Manifest, live: PurePosixPath) -> None:
         directories, found = walk(self._files, self.directory)
         self._expect_listed(found)
         data = encode(manifest)

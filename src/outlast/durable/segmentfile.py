@@ -7,8 +7,9 @@ index does not name is refused). May import: `files`, `manifest`, `rowcodec`, `r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -25,7 +26,7 @@ from outlast.durable.rowcodec import (
     decode_segment,
     encode_rows,
 )
-from outlast.errors import CorruptData, InvariantError
+from outlast.errors import CorruptData, DiskError, InvariantError
 from outlast.model.ids import AttemptKey
 from outlast.rows import Row, row_digest
 
@@ -125,6 +126,24 @@ class SegmentIndex(_Record, frozen=True, kw_only=True):
     rows: tuple[IndexEntry, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a live row stands: row `row` of batch `batch` of `segment`."""
+
+    segment: str
+    batch: int
+    row: int
+    nbytes: int
+    digest: str
+
+
+def index_entry(key: AttemptKey, place: Place) -> IndexEntry:
+    """How an inventory names the row that stands at `place`."""
+    return IndexEntry(
+        key=key, segment=place.segment, batch=place.batch, row=place.row, digest=place.digest
+    )
+
+
 def encode_index(index: SegmentIndex) -> bytes:
     """Packed JSON of an index, encoded in pieces."""
     return pack(encode_object(index, ready={"rows": encode_array(index.rows)}))
@@ -209,3 +228,14 @@ def inventory_difference(
         f"{directory} holds {len(held)} rows, the cut names {len(wanted)}: "
         f"missing {[str(k) for k in missing[:3]]}, unexpected {[str(k) for k in extra[:3]]}"
     )
+
+
+@contextlib.contextmanager
+def standing(directory: PurePosixPath) -> Iterator[None]:
+    """What we wrote has gone: a newer incarnation sweeps, and the next fencing check will tell."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DiskError(
+            f"{directory}: {error}; has another controller taken this run over?"
+        ) from error

@@ -3,7 +3,9 @@
 A segment is open (being written), finished (synced, digested once, never written again) or gone.
 Only finished segments are linked into a snapshot, their digest carried along. A segment whose
 write or fsync failed is dropped and its live rows are appended again elsewhere. Names carry the
-incarnation and a counter and are never reused (A5). Segments without live rows go away (S12).
+incarnation and a counter and are never reused (A5); what was restored gets new ones, so that a
+controller removes its own and its predecessors' files, and a replaced one cannot hurt a newer one.
+Segments without live rows go away (S12).
 Nothing is written before the first append or save, so loading stays read-only (A6).
 One thread at a time: every public method takes the lock. May import: `files`, `rowcodec`, `rows`.
 """
@@ -13,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -25,11 +26,15 @@ from outlast.durable.rowcodec import decode_batch
 from outlast.durable.segmentfile import (
     INDEX,
     IndexEntry,
+    Place,
+    SavedRows,
     SegmentFile,
     SegmentIndex,
     encode_index,
+    index_entry,
     inventory_difference,
     read_saved,
+    standing,
 )
 from outlast.errors import CorruptData, DiskError, InvariantError
 from outlast.model.ids import AttemptKey, Incarnation
@@ -52,17 +57,6 @@ class Held(NamedTuple):
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a live row stands: row `row` of batch `batch` of `segment`."""
-
-    segment: str
-    batch: int
-    row: int
-    nbytes: int
-    digest: str
-
-
 class SegmentStore:
     """The segments of one incarnation in ``segments/``."""
 
@@ -75,7 +69,7 @@ class SegmentStore:
         self._segments: dict[str, SegmentFile] = {}
         self._open: SegmentFile | None = None
         self._places: dict[AttemptKey, Place] = {}
-        self._restored: PurePosixPath | None = None
+        self._restored: dict[str, PurePosixPath] = {}
         self._adopted = False
         self._stopped: DiskError | None = None
 
@@ -97,8 +91,9 @@ class SegmentStore:
             if self._stopped is not None:
                 return
             try:
-                self._ready()
-                self._append(rows)
+                with standing(self._directory):
+                    self._ready()
+                    self._append(rows)
             except DiskError as error:
                 self._stopped = error
 
@@ -225,7 +220,7 @@ class SegmentStore:
         Raises DiskFull or DiskError; then `directory` must be abandoned and the next save may try
         again. `link` False writes private copies from memory, sharing no inode with any snapshot.
         """
-        with self._lock:
+        with self._lock, standing(directory):
             self._stopped = None
             self._ready()
             if not link:
@@ -251,7 +246,7 @@ class SegmentStore:
                 linked[name] = segment.entry()
         except LinkRefused:
             return self._save_private(wanted, directory, linked=linked)
-        rows = [_index_entry(key, self._places[key]) for key in sorted(wanted)]
+        rows = [index_entry(key, self._places[key]) for key in sorted(wanted)]
         return self._write_index(directory, rows, segments=linked, private=False)
 
     def _save_private(
@@ -262,7 +257,7 @@ class SegmentStore:
         linked: Mapping[str, FileEntry],
     ) -> tuple[FileEntry, ...]:
         segments = dict(linked)
-        rows = [_index_entry(k, p) for k, p in self._places.items() if p.segment in linked]
+        rows = [index_entry(k, p) for k, p in self._places.items() if p.segment in linked]
         rows = [entry for entry in rows if entry.key in wanted]
         remaining = iter(sorted(wanted.keys() - {entry.key for entry in rows}))
         while keys := list(islice(remaining, BATCH_ROWS)):
@@ -278,7 +273,7 @@ class SegmentStore:
             places = (
                 (k, Place(segment.name, 0, i, 0, wanted[k].digest)) for i, k in enumerate(keys)
             )
-            rows += [_index_entry(key, place) for key, place in places]
+            rows += [index_entry(key, place) for key, place in places]
         return self._write_index(
             directory, sorted(rows, key=lambda e: e.key), segments=segments, private=True
         )
@@ -343,16 +338,25 @@ class SegmentStore:
                 raise CorruptData(inventory_difference(directory, saved.rows.keys(), wanted=keys))
             self._adopted = False
             if not saved.index.private:
-                self._restored = directory
-                for segment in saved.segments:
-                    segment.path = self._directory / segment.name
-                    self._segments[segment.name] = segment
-                for entry in saved.index.rows:
-                    nbytes = saved.rows[entry.key].nbytes
-                    place = Place(entry.segment, entry.batch, entry.row, nbytes, entry.digest)
-                    self._move(entry.key, place)
+                self._take_over(saved)
             digests = {entry.key: entry.digest for entry in saved.index.rows}
             return {key: Held(row, digests[key]) for key, row in saved.rows.items()}
+
+    def _take_over(self, saved: SavedRows) -> None:
+        """Give what was loaded names of this incarnation: a replaced one may remove its own."""
+        own: dict[str, str] = {}
+        for segment in saved.segments:
+            source = segment.path
+            segment.path = self._directory / self._next_name()
+            own[source.name] = segment.name
+            self._segments[segment.name] = segment
+            self._restored[segment.name] = source
+        for entry in saved.index.rows:
+            nbytes = saved.rows[entry.key].nbytes
+            self._move(
+                entry.key,
+                Place(own[entry.segment], entry.batch, entry.row, nbytes, entry.digest),
+            )
 
     def adopt(self) -> None:
         """Rebuild ``segments/`` as links of what was loaded and sweep the rest. Idempotent."""
@@ -364,16 +368,17 @@ class SegmentStore:
             return
         make_directory(self._files, self._directory)
         for name in self._files.list(self._directory):
-            self._files.unlink(self._directory / name)
-        if self._restored is not None:
-            self._link_restored(self._restored)
+            if names.segment_incarnation(name) <= self._incarnation:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(self._directory / name)
+        self._link_restored()
         self._adopted = True
         self._collect()
 
-    def _link_restored(self, source: PurePosixPath) -> None:
+    def _link_restored(self) -> None:
         try:
             for name in sorted(self._segments):
-                self._files.link(source / name, self._directory / name)
+                self._files.link(self._restored[name], self._directory / name)
         except LinkRefused:  # the rows are in memory: the next save writes them again
             for key in list(self._places):
                 self._forget(key)
@@ -389,9 +394,3 @@ def _resident(held: Held) -> Row:
     if held.row is None:
         raise InvariantError(f"a row with digest {held.digest[:12]} left memory without a place")
     return held.row
-
-
-def _index_entry(key: AttemptKey, place: Place) -> IndexEntry:
-    return IndexEntry(
-        key=key, segment=place.segment, batch=place.batch, row=place.row, digest=place.digest
-    )
