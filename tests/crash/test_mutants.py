@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from outlast.testing.crash_fork_mutants import MAKING_MUTANTS, MakingMutant
 from outlast.testing.crash_mutants import EQUIVALENT, MUTANTS, Mutant
 from outlast.testing.crash_prefix_mutants import PREFIX_MUTANTS
-from outlast.testing.crashes import run_mutant
+from outlast.testing.crashes import run_making_mutant, run_mutant
 
 SLOW = frozenset(
     {
@@ -28,6 +29,13 @@ def test_mutant_is_killed(mutant: Mutant, exhaustive: bool, told: list[str]) -> 
     if mutant.name in SLOW and not exhaustive:
         pytest.skip("takes seconds; `make crash` runs it")
     killed = run_mutant(mutant)
+    told.append(f"{killed.law or 'SURVIVED'} after {killed.states:>6,} states: {mutant.name}")
+    assert killed.law is not None, f"{mutant.name} survived {killed.states} states"
+
+
+@pytest.mark.parametrize("mutant", MAKING_MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
+def test_mutant_of_forks_and_exports_is_killed(mutant: MakingMutant, told: list[str]) -> None:
+    killed = run_making_mutant(mutant)
     told.append(f"{killed.law or 'SURVIVED'} after {killed.states:>6,} states: {mutant.name}")
     assert killed.law is not None, f"{mutant.name} survived {killed.states} states"
 

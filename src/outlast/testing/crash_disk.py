@@ -325,6 +325,10 @@ class CrashDisk:
             node.dirty = True
         self._changed("overwrite", path)
 
+    def unlock_all(self) -> None:
+        """Locks of another host ran out, or never reached this one."""
+        self._locked.clear()
+
     def unlock_node(self, node: FileNode) -> None:
         self._locked -= {inode for inode, held in self._files.items() if held is node}
 

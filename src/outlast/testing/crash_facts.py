@@ -107,7 +107,7 @@ def group_of(group: int, incarnation: int) -> Group:
 
 
 @cache
-def prefix_of(group: int, incarnation: int, tokens: int) -> Row:
+def prefix_of(group: int, incarnation: int, *, tokens: int) -> Row:
     """The first `tokens` tokens of a response that never ends; no reward yet."""
     whole = np.random.default_rng(1_000 + group)
     ids, logprobs = whole.integers(0, 50, PREFIX_TOKENS_MAX), whole.random(PREFIX_TOKENS_MAX)

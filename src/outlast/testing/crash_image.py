@@ -186,7 +186,8 @@ def is_scratch(name: str) -> bool:
 
     Below them only the extremes are enumerated (nothing pending survived, everything did).
     """
-    return name.startswith(("tmp_", "trash_")) or name == "segments"
+    scaffold = name.endswith((".forking", ".exporting"))
+    return scaffold or name.startswith(("tmp_", "trash_")) or name == "segments"
 
 
 def _images(dirs: Dirs, files: FileNodes, *, options: Options, cap: int) -> Iterator[Image]:

@@ -197,7 +197,7 @@ def _judge_prefixes(life: Life) -> None:
     named = life.loaded.cut.prefixes
     require("A1", loaded.keys() == {ref.key for ref in named}, message="prefixes differ")
     for ref in named:
-        wanted = prefix_of(ref.key.group, ref.key.incarnation, ref.tokens)
+        wanted = prefix_of(ref.key.group, ref.key.incarnation, tokens=ref.tokens)
         same = row_digest(loaded[ref.key]) == row_digest(wanted)
         require("A1", same, message=f"prefix of {ref.key}")
 

@@ -72,7 +72,7 @@ def skipping_fsync(skip: Callable[[str], bool]) -> Patch:
     return lambda: mock.patch.object(CrashDisk, "fsync_node", fsync_node)
 
 
-def _skipping_fsync_dir(skip: Callable[[str], bool]) -> Patch:
+def skipping_fsync_dir(skip: Callable[[str], bool]) -> Patch:
     original = CrashDisk.fsync_dir
 
     def fsync_dir(self: CrashDisk, path: PurePosixPath, /) -> None:

@@ -28,7 +28,8 @@ def _written_after_marker() -> AbstractContextManager[object]:
     write, commit = TmpTree.write, TmpTree.commit
     late: list[tuple[str, bytes]] = []
 
-    def put_off(self: TmpTree, name: str, data: bytes) -> None:
+    def put_off(self: TmpTree, name: str, *rest: bytes) -> None:
+        (data,) = rest
         if not _is_prefixes(f"/{name}"):
             return write(self, name, data)
         late.append((name, data))

@@ -203,14 +203,14 @@ class Life:
         """Draw `count` groups whose one attempt has decoded its first tokens."""
         for number in range(self.state.drawn, self.state.drawn + count):
             self.state.groups[number] = open_group_of(number, self.incarnation)
-            self.state.prefixes[number] = prefix_of(number, self.incarnation, 1)
+            self.state.prefixes[number] = prefix_of(number, self.incarnation, tokens=1)
         self.state.drawn += count
 
     def grow(self) -> None:
         """Every unfinished attempt decodes three more tokens."""
         for number, row in self.state.prefixes.items():
             tokens = len(row.response_ids) + 3
-            self.state.prefixes[number] = prefix_of(number, row.key.incarnation, tokens)
+            self.state.prefixes[number] = prefix_of(number, row.key.incarnation, tokens=tokens)
 
     def finish(self) -> None:
         """Seal every unfinished attempt: its prefix is gone, its row is there."""

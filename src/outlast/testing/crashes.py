@@ -16,12 +16,15 @@ from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
 from outlast.testing.crash_enumeration import Enumeration, Tally
 from outlast.testing.crash_facts import Promises
 from outlast.testing.crash_faults import FaultLoop, FaultTally, faults_of
+from outlast.testing.crash_fork import all_makings, enumerate_making, fail_making, make_twice
+from outlast.testing.crash_fork_mutants import MAKING_MUTANTS, MakingMutant
 from outlast.testing.crash_image import Image
 from outlast.testing.crash_laws import LawBroken
 from outlast.testing.crash_mutants import EQUIVALENT, MUTANTS, Mutant
 from outlast.testing.crash_prefix_mutants import PREFIX_MUTANTS
 from outlast.testing.crash_scenario import Life
 from outlast.testing.crash_scripts import Script, long_script, short_script
+from outlast.testing.crash_takeover import enumerate_takeovers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,16 @@ def run_mutant(mutant: Mutant) -> Killed:
     return Killed(mutant.name, None, sum(enumeration.tally.states.values()), "")
 
 
+def run_making_mutant(mutant: MakingMutant) -> Killed:
+    """Enumerate a fork or an export under the mutant until a law breaks."""
+    tally = Tally()
+    try:
+        mutant.run(tally)
+    except LawBroken as broken:
+        return Killed(mutant.name, broken.law, sum(tally.states.values()), str(broken))
+    return Killed(mutant.name, None, sum(tally.states.values()), "")
+
+
 def _run_failing_fsyncs(script: Script) -> None:
     """One failing call at a time; only failing fsyncs matter to a mutant that retries them."""
     loop = FaultLoop(script)
@@ -135,16 +148,23 @@ def report() -> str:
         ("crash again during recovery", enumerate_recovery(models="KO", every=24)),
     ):
         lines.append(f"| {name} | {tally.line()}; 0 violations |")
+    for making in all_makings():
+        tally = enumerate_making(making, models="KO" if making.name.startswith("fork") else "KOP")
+        lines.append(f"| {making.name} | {tally.line()}; 0 violations |")
+    lines += ["", "## Two at once", "", *_rivals(), ""]
     faults = run_faults(short_script)
+    failed = sum(fail_making(making, stride=3) for making in all_makings())
     lines += ["", "## I/O errors", "", f"{faults.line()}; 0 violations.", ""]
+    lines += [f"Forks and exports: {failed:,} faults; 0 violations.", ""]
     lines += [
         "## Mutants",
         "",
         "| mutant | killed by | after states | how it shows |",
         "|---|---|---|---|",
     ]
-    for mutant in (*MUTANTS, *PREFIX_MUTANTS):
-        killed = run_mutant(mutant)
+    killings = [run_mutant(mutant) for mutant in (*MUTANTS, *PREFIX_MUTANTS)]
+    killings += [run_making_mutant(mutant) for mutant in MAKING_MUTANTS]
+    for killed in killings:
         shown = killed.message.replace("|", "/").replace("\n", " ")[:110]
         lines.append(
             f"| {killed.name} | {killed.law or '**survived**'} | {killed.states:,} | {shown} |"
@@ -155,6 +175,18 @@ def report() -> str:
         lines.append(f"| {killed.name} | {verdict} | {killed.states:,} | |")
     lines += ["", f"{time.process_time() - began:.0f} CPU seconds.", ""]
     return "\n".join(lines)
+
+
+def _rivals() -> list[str]:
+    """A second controller, and a second builder, before every call of the first."""
+    lines = [f"- {enumerate_takeovers(short_script).line()}; 0 violations"]
+    for making in all_makings():
+        won = make_twice(making, stride=3)
+        lines.append(
+            f"- {making.name}, begun again before every third of its calls: the first one succeeds "
+            f"{won['first']:,} times, the second {won['second']:,}; never both, never none"
+        )
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> int:
