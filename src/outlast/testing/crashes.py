@@ -153,7 +153,7 @@ def report() -> str:
         lines.append(f"| {making.name} | {tally.line()}; 0 violations |")
     lines += ["", "## Two at once", "", *_rivals(), ""]
     faults = run_faults(short_script)
-    failed = sum(fail_making(making, stride=3) for making in all_makings())
+    failed = sum(fail_making(making, stride=9) for making in all_makings())
     lines += ["", "## I/O errors", "", f"{faults.line()}; 0 violations.", ""]
     lines += [f"Forks and exports: {failed:,} faults; 0 violations.", ""]
     lines += [
@@ -181,9 +181,9 @@ def _rivals() -> list[str]:
     """A second controller, and a second builder, before every call of the first."""
     lines = [f"- {enumerate_takeovers(short_script).line()}; 0 violations"]
     for making in all_makings():
-        won = make_twice(making, stride=3)
+        won = make_twice(making, stride=5)
         lines.append(
-            f"- {making.name}, begun again before every third of its calls: the first one succeeds "
+            f"- {making.name}, begun again before every fifth of its calls: the first one succeeds "
             f"{won['first']:,} times, the second {won['second']:,}; never both, never none"
         )
     return lines
