@@ -7,6 +7,7 @@ by the swarm, the small case says what a user would have seen.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from outlast.model.ids import Step
 from outlast.telemetry import events
 from outlast.testing import Answer, EngineProfile, Simulation, StoreSpeed
 from outlast.testing.fake_trainer import FakeTrainer
+from outlast.testing.shape import settings_of
 
 SAMPLERS = ("in_order", "weight_fifo", "ready_first", "windowed")
 EACH_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS)
@@ -294,3 +296,28 @@ def test_slow_saves_do_not_shift_the_cadence() -> None:
     gaps = [later - earlier for earlier, later in pairwise(begun[:-1])]
     assert len(gaps) > 5
     assert all(abs(gap / 2.0 - round(gap / 2.0)) < 1e-6 for gap in gaps), gaps
+
+
+def test_the_time_to_save_by_begins_before_loading_and_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scheduler counts from the start of the job, however long its start takes."""
+    sim = small(steps=8, prompts=40, save_period=9, anchor_policy="replay", interval_s=0.5)
+    sim.run_until(step=4)
+    sim.run_until(snapshots=1)
+    sim.kill()
+    limited = replace(
+        settings_of(sim.shape, seed=sim.seed, sampler=None), must_save_by_s=30.0, grace_s=10.0
+    )
+    monkeypatch.setattr("outlast.testing.simulation.settings_of", lambda *a, **kw: limited)
+    sim.trainer.finish_s = 200.0
+    sim.resume()
+    began = sim.now
+    ended = sim.run()
+    assert (ended.how, ended.message) == ("preempted", "checkpoint_must_save_by")
+    assert not [e for e in sim.events if isinstance(e, events.StepFinished)]
+    assert sim.now - began < 300.0, "one step of the replay at most"
+    monkeypatch.undo()
+    sim.trainer.finish_s = 0.3
+    sim.resume()
+    assert sim.run().how == "finished"

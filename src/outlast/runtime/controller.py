@@ -100,15 +100,28 @@ class Controller:
 
     async def run(self) -> Outcome:
         """Live. Raises the first failure; releases lock, threads and engines in every case."""
-        life = await begin(
-            world=self._world, bus=self._bus, place=self._place, settings=self._settings
-        )
+        alarm = self._must_save_by()
         try:
-            if life.finished(self._settings.train.max_steps):
-                return self._nothing_to_do(life)
-            return await self._live(life)
+            life = await begin(
+                world=self._world, bus=self._bus, place=self._place, settings=self._settings
+            )
+            try:
+                if life.finished(self._settings.train.max_steps):
+                    return self._nothing_to_do(life)
+                return await self._live(life)
+            finally:
+                await life.close()
         finally:
-            await life.close()
+            alarm.cancel()
+
+    def _must_save_by(self) -> asyncio.TimerHandle:
+        """The stop that the recipe asks for; its time begins before loading and replay."""
+        seconds = self._settings.must_save_by_s
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(seconds or 0.0, self.stop, "checkpoint_must_save_by")
+        if seconds is None:
+            alarm.cancel()
+        return alarm
 
     # ------------------------------------------------------------------------------ one life
 
@@ -143,9 +156,6 @@ class Controller:
         pumps = self._wire(board, life, plane=plane, trainer=trainer)
         life.report(board)
         await self._watched(self._catch_up(board, trainer, pumps=pumps), pumps)
-        if self._settings.must_save_by_s is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._settings.must_save_by_s, self.stop, "checkpoint_must_save_by")
         self._world.perhaps("start.ready")
         return pumps
 
