@@ -130,5 +130,8 @@ def test_A2_a_program_that_never_syncs_is_found_out(
     """The harness has teeth: a kill would not show this, since the page cache survives it."""
     (tmp_path / "sitecustomize.py").write_text(NO_FSYNC)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    verdict = run_campaign(_campaign(6, seed=1), tmp_path / "runs")
+    said: list[str] = []
+    campaign = _campaign(4, seed=1, file_systems=power.kinds()[:1])
+    verdict = run_campaign(campaign, tmp_path / "runs", say=said.append)
+    print("\n".join(said))
     assert any("A2: cut" in text for text in verdict.violations), json.dumps(verdict.violations)

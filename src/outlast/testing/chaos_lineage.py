@@ -81,7 +81,7 @@ class Lineage:
         )
 
     def run(self, *, deadline: float) -> None:
-        """Lives until one finishes, or breaks a promise of the process; then the audit."""
+        """Lives until one finishes, or breaks a law; then the audit."""
         order = Order(
             arguments=self._arguments,
             directory=self._place,
@@ -90,7 +90,7 @@ class Lineage:
             volume=self._volume,
         )
         life, ended = 0, None
-        while ended is None or not (self._over(ended) or ended.complaints):
+        while ended is None or not (self._over(ended) or self._books.violations):
             life += 1
             if time.monotonic() > deadline:
                 raise Hung(f"the time of the campaign is over in life {life}")
