@@ -112,12 +112,7 @@ def adopt(
         first_sequence=ids.Sequence(listing.highest_sequence + 1),
     )
     path = paths.incarnations / names.incarnation(record.number)
-    try:
-        publish_file(files, path, data=seal(record))
-    except FileExistsError as error:
-        raise Fenced(
-            f"{path} was created by another controller; this one touches nothing"
-        ) from error
+    _create(files, path, data=seal(record))
     fence = IncarnationFence(files, run_dir, incarnation=record.number)
     return Adoption(run=run, record=record, fence=fence)
 
@@ -126,8 +121,18 @@ def _create_run(files: Files, paths: names.RunPaths, *, world: World) -> RunReco
     born = world.clock.wall()
     identity = f"{world.identity.host}/{world.identity.pid}/{born}/{world.random.getrandbits(64)}"
     run = RunRecord(format=FORMAT, run=sha256(identity.encode())[:16], created=born)
-    publish_file(files, paths.run, data=seal(run))
+    _create(files, paths.run, data=seal(run))
     return run
+
+
+def _create(files: Files, path: PurePosixPath, *, data: bytes) -> None:
+    """Raises Fenced when another controller was first: the name is taken, or our draft swept."""
+    try:
+        publish_file(files, path, data=data)
+    except (FileExistsError, FileNotFoundError) as error:
+        raise Fenced(
+            f"{path} was created by another controller; this one touches nothing"
+        ) from error
 
 
 def write_end(
