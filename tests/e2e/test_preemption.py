@@ -122,10 +122,10 @@ def test_L3_a_signal_during_validation(tmp_path: Path) -> None:
 def test_must_save_by_forces_a_cut_before_the_first_step(tmp_path: Path) -> None:
     """A step that lasts for ever: what was generated until then stands in a bootstrap cut."""
     more = (
-        "checkpointing.checkpoint_must_save_by='00:00:00:02'",
+        "checkpointing.checkpoint_must_save_by='00:00:00:10'",
         "rollout_checkpointing.snapshot_attempt_interval_s=600",
-        "algorithm.num_prompts_per_step=4000",
-        "async_rl.max_buffered_rollouts=16000",
+        "algorithm.num_prompts_per_step=2000",
+        "async_rl.max_buffered_rollouts=4000",
     )
     with _child(tmp_path, 1, failpoint="", more=more) as child:
         assert child.wait(60), child.last_words()
