@@ -35,7 +35,8 @@ async def driven(controller: Controller, *, grace_s: float) -> Outcome:
     with _signal_pipe() as pipe:
         watch = threading.Thread(
             target=_watch,
-            args=(pipe, controller, asyncio.get_running_loop(), grace_s),
+            args=(pipe, controller),
+            kwargs={"loop": asyncio.get_running_loop(), "grace_s": grace_s},
             name="signals",
             daemon=True,
         )
@@ -91,7 +92,7 @@ def _noted(*_: object) -> None:
 
 
 def _watch(
-    pipe: int, controller: Controller, loop: asyncio.AbstractEventLoop, grace_s: float
+    pipe: int, controller: Controller, *, loop: asyncio.AbstractEventLoop, grace_s: float
 ) -> None:
     """Pass the first signal on; end the process at the second, or when the grace is over."""
     with contextlib.closing(os.fdopen(pipe, "rb", buffering=0)):
