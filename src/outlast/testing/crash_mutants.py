@@ -371,7 +371,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("retention deletes an anchor in use", _anchor_deleted, long_script),
     Mutant("retry after a failed fsync", _failed_fsync_retried, retries_fsync=True),
     Mutant("link of an unfinished segment", _unfinished_segment_linked),
-    Mutant("link of an unsynced segment", skipping_fsync(lambda p: p.endswith(".arrow"))),
+    Mutant("link of an unsynced segment", skipping_fsync(lambda p: "/seg_i" in p)),
     Mutant("append after link", _append_after_link),
     Mutant("bundled cut links instead of copying", _bundle_linked),
     Mutant("consumption log synced after COMMITTED", _log_after_marker, long_script),

@@ -151,7 +151,7 @@ def report() -> str:
     for making in all_makings():
         tally = enumerate_making(making, models="KO" if making.name.startswith("fork") else "KOP")
         lines.append(f"| {making.name} | {tally.line()}; 0 violations |")
-    lines += ["", "## Two at once", "", *_rivals(), ""]
+    lines += ["", "## Two at once", "", *_rivals()]
     faults = run_faults(short_script)
     failed = sum(fail_making(making, stride=9) for making in all_makings())
     lines += ["", "## I/O errors", "", f"{faults.line()}; 0 violations.", ""]
