@@ -30,7 +30,8 @@ def test_A3_a_kill_leaves_nothing_or_all_of_it_and_the_next_try_goes_through(
 def test_P4_an_io_error_leaves_nothing_or_all_of_it(
     making: Making, exhaustive: bool, told: list[str]
 ) -> None:
-    fired = fail_making(making, stride=5 if exhaustive else 23)
+    every = 5 if exhaustive or making.name == "export" else 23  # an export makes few calls
+    fired = fail_making(making, stride=every)
     told.append(f"{making.name}: {fired} I/O errors; 0 violations")
     assert fired > 10
 
