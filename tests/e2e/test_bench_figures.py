@@ -1,4 +1,4 @@
-"""How the benchmark computes its figures: pure functions over tapes made by hand."""
+"""How the benchmark computes its figures: functions over tapes made by hand, and one real run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from outlast.telemetry import events
-from outlast.testing.bench_goodput import Account, Goodput, generated, schedule, set_ups
+from outlast.testing.bench_goodput import Account, Goodput, forget, generated, schedule, set_ups
 from outlast.testing.bench_many import Watch, bounds, disk_use, growth
 from outlast.testing.bench_picture import Line, picture, short
 from outlast.testing.bench_runs import Pace, pace, step_tokens
@@ -17,6 +17,7 @@ from outlast.testing.bench_tables import PARTS, table_rows
 from outlast.testing.bench_throughput import Lap, compared, turned
 from outlast.testing.bench_transfer_queue import Side, figures_of, longest_wait
 from outlast.testing.chaos_child import Taped
+from tests.e2e.program import outlast, sets
 from tests.telemetry.samples import gauges
 
 
@@ -173,3 +174,14 @@ def test_the_picture_is_well_formed_and_names_everyone() -> None:
 
 def test_numbers_are_short() -> None:
     assert [short(n) for n in (0, 12, 1_234, 2_500_000)] == ["0", "12", "1.23 k", "2.5 M"]
+
+
+def test_a_run_that_forgets_its_rollouts_keeps_its_weights(tmp_path: Path) -> None:
+    """It goes on from the newest trainer checkpoint: from the beginning it would look worse."""
+    options = sets(
+        "algorithm.max_num_steps=2", "rollout_checkpointing.snapshot_attempt_interval_s=null"
+    )
+    assert outlast("train", *options, "--run-dir", tmp_path / "run").returncode == 0
+    found = forget(tmp_path / "run", tmp_path / "next")
+    report = msgspec.json.decode(outlast("audit", found, "--json").stdout)
+    assert report["ok"] and report["trainer_version"] == 2

@@ -198,7 +198,7 @@ def _drive(place: Path, job: Job, *, plan: Goodput, set_up: SetUp, say: Say) -> 
         _live(arguments, place, account=account, number=number, kill_s=at)
         number += 1
         if set_up.forgets and plan.steps not in account.steps:
-            run_dir = _forget(run_dir, place / f"run_{number:03d}")
+            run_dir = forget(run_dir, place / f"run_{number:03d}")
     return account
 
 
@@ -225,10 +225,10 @@ def _live(
         account.take(child.events, spawned=child.spawned, ended=ended, killed=killed)
 
 
-def _forget(run_dir: Path, new_dir: Path) -> Path:
+def forget(run_dir: Path, new_dir: Path) -> Path:
     """A run that goes on from the newest trainer checkpoint without any rollout."""
     path = PurePosixPath(run_dir.absolute())
-    newest = newest_cut(FILES, path, listing=read_run(FILES, path, verify="names"))
+    newest = newest_cut(FILES, path, listing=read_run(FILES, path, verify="manifest"))
     if newest.found is None:
         return new_dir  # nothing was saved yet: from the beginning
     at = newest.found.path.name
