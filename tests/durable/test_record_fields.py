@@ -33,7 +33,7 @@ from outlast.model.cut import Cut
 from outlast.model.journal import Applied, Dropped, Replayed
 from outlast.testing.crash_disk import CrashDisk
 from outlast.testing.crash_facts import RUN_DIR
-from tests.durable.test_snapshots import SNAPSHOT, forge, found, lived, overwrite
+from tests.durable.written import SNAPSHOT, forge, found, lived, overwrite
 
 ROOTS: tuple[type[msgspec.Struct], ...] = (
     *(Cut, Manifest, RunRecord, IncarnationRecord, IncarnationEnd, BootstrapRecord),

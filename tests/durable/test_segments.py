@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.durable import segments as module
-from outlast.durable.packing import pack, unpack
 from outlast.durable.rowcodec import (
     END_OF_STREAM,
     HEADER,
@@ -20,49 +18,15 @@ from outlast.durable.rowcodec import (
     decode_segment,
     encode_rows,
 )
-from outlast.durable.segmentfile import INDEX, SegmentFile, SegmentIndex, read_saved
+from outlast.durable.segmentfile import INDEX, SegmentFile, read_saved
 from outlast.durable.segments import Held, SegmentStore
-from outlast.errors import CorruptData, DiskError, InvariantError, UnsupportedFormat
+from outlast.errors import CorruptData, DiskError, InvariantError
 from outlast.model.ids import AttemptKey, GroupId, Incarnation, SiblingIndex
 from outlast.rows import Row, row_digest
 from outlast.testing.crash_disk import CrashDisk, Fault, FaultKind
 from tests.contracts.plane_contract import make_row
 from tests.durable.disks import both_disks, make_disk
-
-ROOT = PurePosixPath("/run")
-
-
-def held(*groups: int, tokens: int = 7) -> dict[AttemptKey, Held]:
-    rows = [make_row(group, tokens=tokens) for group in groups]
-    return {row.key: Held(row, row_digest(row)) for row in rows}
-
-
-def new_store(disk: CrashDisk, *, incarnation: int = 1) -> SegmentStore:
-    return SegmentStore(disk, ROOT / "segments", incarnation=Incarnation(incarnation))
-
-
-def new_disk(*, links: bool = True) -> CrashDisk:
-    disk = CrashDisk(links=links)
-    disk.mkdir(ROOT)
-    return disk
-
-
-def save(
-    disk: CrashDisk,
-    store: SegmentStore,
-    rows: dict[AttemptKey, Held],
-    name: str,
-    *,
-    link: bool = True,
-) -> tuple[str, ...]:
-    disk.mkdir(ROOT / name)
-    store.save(rows, ROOT / name, link=link)
-    return disk.list(ROOT / name)
-
-
-def digests(rows: dict[AttemptKey, Held]) -> dict[AttemptKey, str]:
-    return {key: item.digest for key, item in rows.items()}
-
+from tests.durable.stores import ROOT, digests, held, new_disk, new_store, save
 
 # ------------------------------------------------------------------------------- codec
 
@@ -403,64 +367,3 @@ def _failed_save(disk: CrashDisk, store: SegmentStore, rows: dict[AttemptKey, He
     except DiskError:
         return 1
     return 0
-
-
-# ------------------------------------------------------------------------------- index
-
-
-def saved_disk() -> tuple[CrashDisk, dict[AttemptKey, Held]]:
-    disk = new_disk()
-    store, everything = new_store(disk), held(1, 2, 3)
-    store.append(list(everything.values()))
-    save(disk, store, everything, "a")
-    return disk, everything
-
-
-def rewrite(disk: CrashDisk, **changes: object) -> None:
-    path = ROOT / "a" / INDEX
-    index = msgspec.json.decode(unpack(disk.read(path), where=INDEX), type=SegmentIndex)
-    changed = msgspec.structs.replace(index, **changes)
-    disk.unlink(path)
-    disk.create(path).write(pack(msgspec.json.encode(changed)))
-
-
-def test_an_index_that_contradicts_its_segments_is_corrupt() -> None:
-    disk, _ = saved_disk()
-    packed = disk.read(ROOT / "a" / INDEX)
-    index = msgspec.json.decode(unpack(packed, where=INDEX), type=SegmentIndex)
-    first = index.rows[0]
-    for rows, match in (
-        ((msgspec.structs.replace(first, segment="seg_x"),), "unlisted segment"),
-        ((msgspec.structs.replace(first, batch=7),), "is not row"),
-        ((msgspec.structs.replace(first, row=1),), "is not row"),
-        ((msgspec.structs.replace(first, digest="0" * 64),), "is not row"),
-        ((first, first), "stands twice"),
-    ):
-        rewrite(disk, rows=rows)
-        with pytest.raises(CorruptData, match=match):
-            read_saved(disk, ROOT / "a")
-
-
-def test_missing_truncated_and_foreign_files_are_named() -> None:
-    for name, match in ((INDEX, "missing"), ("seg_i000001_000001.arrow", "missing")):
-        disk, _ = saved_disk()
-        disk.unlink(ROOT / "a" / name)
-        with pytest.raises(CorruptData, match=match):
-            read_saved(disk, ROOT / "a")
-    disk, _ = saved_disk()
-    rewrite(disk, format=2)
-    with pytest.raises(UnsupportedFormat):
-        read_saved(disk, ROOT / "a")
-    disk, _ = saved_disk()
-    path = ROOT / "a" / "seg_i000001_000001.arrow"
-    data = disk.read(path)
-    disk.unlink(path)
-    disk.create(path).write(data[:-9])
-    with pytest.raises(CorruptData, match="bytes, expected"):
-        read_saved(disk, ROOT / "a")
-
-
-def test_the_inventory_must_be_the_one_that_the_cut_names() -> None:
-    disk, everything = saved_disk()
-    with pytest.raises(CorruptData, match="missing"):
-        new_store(disk, incarnation=2).load(ROOT / "a", frozenset(everything) | set(held(9)))

@@ -100,7 +100,10 @@ class Controller:
 
     async def run(self) -> Outcome:
         """Live. Raises the first failure; releases lock, threads and engines in every case."""
-        alarm = self._must_save_by()
+        seconds, alarm = self._settings.must_save_by_s, None
+        if seconds is not None:  # counts from here, so that loading and replay are part of it
+            loop = asyncio.get_running_loop()
+            alarm = loop.call_later(seconds, self.stop, "checkpoint_must_save_by")
         try:
             life = await begin(
                 world=self._world, bus=self._bus, place=self._place, settings=self._settings
@@ -112,16 +115,8 @@ class Controller:
             finally:
                 await life.close()
         finally:
-            alarm.cancel()
-
-    def _must_save_by(self) -> asyncio.TimerHandle:
-        """The stop that the recipe asks for; its time begins before loading and replay."""
-        seconds = self._settings.must_save_by_s
-        loop = asyncio.get_running_loop()
-        alarm = loop.call_later(seconds or 0.0, self.stop, "checkpoint_must_save_by")
-        if seconds is None:
-            alarm.cancel()
-        return alarm
+            if alarm is not None:
+                alarm.cancel()
 
     # ------------------------------------------------------------------------------ one life
 
