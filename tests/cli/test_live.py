@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from outlast.cli import report
 from outlast.cli.live import JsonLines, LiveDisplay, PlainLines, open_display
 from outlast.telemetry import events
 from outlast.telemetry.events import AnyEvent, SkipReason
@@ -179,3 +181,10 @@ def test_a_live_display_draws_and_stops() -> None:
 def test_a_fresh_report_without_rollouts_reads_well() -> None:
     lines = "\n".join(plain(samples.restored(snapshot=None)))
     assert lines.startswith("resumed from step_12; no rollout state was restored")
+
+
+def test_the_cost_of_a_kill_speaks_of_tokens_only() -> None:
+    """With every token saved a kill still costs the training since the last checkpoint."""
+    safe = msgspec.structs.replace(samples.gauges(), at_risk_tokens=0, at_risk_s=0.0)
+    assert report.cost(safe) == "no tokens"
+    assert "tokens, " in report.cost(samples.gauges())

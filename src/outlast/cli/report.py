@@ -90,9 +90,9 @@ def step_line(step: StepView, progress: Progress, *, now: float) -> str:
 
 
 def cost(gauges: events.Gauges) -> str:
-    """What a kill at that moment would lose."""
+    """What a kill at that moment would lose of generation; a step may have to be trained again."""
     if not gauges.at_risk_tokens:
-        return "nothing"
+        return "no tokens"
     return f"{fmt.count(gauges.at_risk_tokens)} tokens, {fmt.duration(gauges.at_risk_s)}"
 
 
