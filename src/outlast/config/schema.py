@@ -135,7 +135,26 @@ class AsyncSection(Section):
 
 
 class GenerationSection(Section):
-    """Sampling, and the embedded engine."""
+    """Sampling, and the engines that do it."""
+
+    engine: Literal["torch", "vllm"] = semantic("torch", "generation engine")
+    placement: Literal["embedded", "ray"] = operational(
+        "embedded", "engines in the controller's process, or as Ray actors", why="placement"
+    )
+    num_engines: int = operational(1, "engines that share the requests", why=SPEED, gt=0)
+    min_healthy_engines: int = operational(
+        1, "with fewer engines alive for health_timeout_s the run stops", why=BOUND, gt=0
+    )
+    health_interval_s: float = operational(2.0, "cadence of health probes", why=SPEED, gt=0)
+    health_timeout_s: float = operational(
+        60.0, "a probe, a weight update or a restart without an answer for so long", why=BOUND, gt=0
+    )
+    weight_transfer: Literal["auto", "in_process", "file", "ray", "broadcast"] = operational(
+        "auto", "how weights reach the engines; auto: by placement", why="the same bytes"
+    )
+    vllm: dict[str, str | int | float | bool] = operational(
+        {}, "further arguments of vLLM's engine", why=SPEED
+    )
 
     max_new_tokens: int = semantic(32, "response budget", gt=0)
     temperature: float = semantic(1.0, "sampling temperature; 0 is greedy", ge=0)
@@ -162,13 +181,42 @@ class TrainingSection(Section):
     micro_batch_size: int = operational(8, "sequences per forward pass", why=SPEED, gt=0)
     threads: int = operational(1, "CPU threads of the trainer", why=SPEED, gt=0)
     device: str = operational("cpu", "cpu or cuda", why="placement")
+    backend: Literal["torch", "fsdp2"] = operational(
+        "torch", "one process, or sharded over Ray actors", why="the same optimizer step"
+    )
+    world_size: int = operational(1, "ranks of a sharded trainer", why=SPEED, gt=0)
+    timeout_s: float = operational(
+        600.0, "a call to the ranks of a sharded trainer without an answer", why=BOUND, gt=0
+    )
 
 
 class DataPlaneSection(Section):
     """Where rows live between generation and training."""
 
-    impl: Literal["memory"] = operational("memory", "implementation", why="rows are the same")
-    checkpoint: Literal["segments"] = operational("segments", "how rows are saved", why="same rows")
+    impl: Literal["memory", "transfer_queue"] = operational(
+        "memory", "implementation", why="rows are the same"
+    )
+    checkpoint: Literal["segments", "native"] = operational(
+        "segments", "how rows are saved", why="same rows"
+    )
+    storage_units: int = operational(1, "storage actors of TransferQueue", why=SPEED, gt=0)
+    timeout_s: float = operational(
+        30.0, "a call to TransferQueue without an answer for so long", why=BOUND, gt=0
+    )
+
+
+class RaySection(Section):
+    """The Ray cluster that actors run on, where a recipe asks for one."""
+
+    address: str | None = operational(
+        None, "of a standing cluster, or auto; null starts one for this run", why="placement"
+    )
+    num_cpus: int = operational(
+        8,
+        "logical CPUs of a cluster started for this run; too few, and actors wait",
+        why=SPEED,
+        gt=0,
+    )
 
 
 class CheckpointingSection(Section):
@@ -305,3 +353,4 @@ class Recipe(Section):
     preemption: PreemptionSection = PreemptionSection()
     validation: ValidationSection = ValidationSection()
     telemetry: TelemetrySection = TelemetrySection()
+    ray: RaySection = RaySection()
