@@ -88,8 +88,9 @@ def evaluate(
 
 async def _examined(recipe: Recipe, weights: Weights, *, size: int | None) -> Grade:
     from outlast.adapters.prompts.build import build_prompts
+    from outlast.cli.factories import in_this_process, make_engine
     from outlast.cli.weights import READER
-    from outlast.cli.wiring import make_engine, parts_of, validation_settings
+    from outlast.cli.wiring import parts_of, validation_settings
     from outlast.runtime.validation import Grade, examine
     from outlast.world import real_world
 
@@ -99,7 +100,7 @@ async def _examined(recipe: Recipe, weights: Weights, *, size: int | None) -> Gr
     prompts = build_prompts(recipe.dataset, held_out=True, size=settings.size)
     if not len(prompts):
         raise RecipeError("validation: the held-out source has no prompt; give one that has")
-    engine = make_engine(recipe)
+    engine = make_engine(in_this_process(recipe))
     try:
         await engine.start()
         await engine.update_weights(weights)

@@ -119,10 +119,15 @@ async def _loaded(trainer: Trainer, state: TrainerState) -> Weights:
 
 def reading_trainer(recipe: Recipe, run_dir: PurePosixPath, *, world: World) -> Trainer:
     """The recipe's trainer on an empty data plane: it only gives its weights."""
-    from outlast.cli.wiring import make_plane, make_trainer
+    from outlast.cli.factories import in_this_process, make_plane, make_trainer
 
-    place = StorePlace(files=FILES, run_dir=run_dir)
-    return make_trainer(recipe, make_plane(place, READER, world=world))
+    recipe, place = in_this_process(recipe), StorePlace(files=FILES, run_dir=run_dir)
+    plane = make_plane(recipe, place, READER, world=world, warn=_unheard)
+    return make_trainer(recipe, plane)
+
+
+def _unheard(_: str) -> None:
+    """An empty plane has nothing to warn of."""
 
 
 async def load_weights(trainer: Trainer, state: TrainerState) -> Weights:

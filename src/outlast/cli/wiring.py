@@ -13,26 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from outlast.adapters.prompts.build import build_prompts
+from outlast.cli.factories import make_engine, make_plane, make_trainer
 from outlast.cli.failpoints import from_environment
 from outlast.cli.signals import driven
 from outlast.config.load import LoadedRecipe
 from outlast.config.schema import Recipe
 from outlast.durable.files import PosixFiles
 from outlast.durable.fingerprint import Identities, fingerprint_of
-from outlast.durable.names import RunPaths
 from outlast.durable.restore import RestoreMode
 from outlast.errors import RecipeError
 from outlast.model.groups import RecoveryLevel
-from outlast.model.ids import Incarnation
 from outlast.model.plan import RunPlan
 from outlast.model.samplers import build_sampler
 from outlast.ports import (
-    DataPlane,
     Environment,
     GenerationEngine,
     PromptSource,
     SamplingParams,
-    Trainer,
 )
 from outlast.runtime.attempt import AttemptSettings
 from outlast.runtime.checkpoint import CheckpointSettings
@@ -46,7 +43,7 @@ from outlast.runtime.train import TrainSettings
 from outlast.runtime.validation import ValidationSettings
 from outlast.runtime.watchdog import WatchdogSettings
 from outlast.telemetry.bus import Bus, Sink
-from outlast.telemetry.events import AnyEvent, RunStarted
+from outlast.telemetry.events import AnyEvent, RunStarted, Warned
 from outlast.telemetry.sinks import DIRECTORY, JsonlSink, TensorBoardSink, telemetry_file
 from outlast.world import World, real_world
 
@@ -134,18 +131,6 @@ def parts_of(recipe: Recipe) -> Parts:
     )
 
 
-def make_engine(recipe: Recipe) -> GenerationEngine:
-    """The embedded engine of a recipe. Raises RecipeError."""
-    from outlast.adapters.engines.torch_engine import TorchEngine
-
-    return TorchEngine(
-        model_path=recipe.model.path,
-        generation=recipe.generation,
-        deterministic=recipe.deterministic,
-        device=recipe.training.device,
-    )
-
-
 def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus) -> Controller:
     recipe = loaded.recipe
     engine, parts = make_engine(recipe), parts_of(recipe)
@@ -154,6 +139,10 @@ def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus)
     if recipe.validation.enabled:
         held_out = build_prompts(recipe.dataset, held_out=True, size=recipe.validation.size)
     place = StorePlace(files=PosixFiles(), run_dir=PurePosixPath(launch.run_dir.absolute()))
+
+    def warn(message: str) -> None:
+        bus.emit(Warned(message=message))
+
     return Controller(
         world=world,
         bus=bus,
@@ -164,31 +153,11 @@ def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus)
             environment=parts.environment,
             prompts=parts.prompts,
             held_out=held_out,
-            make_plane=lambda incarnation: make_plane(place, incarnation, world=world),
+            make_plane=lambda incarnation: make_plane(
+                recipe, place, incarnation, world=world, warn=warn
+            ),
             make_trainer=lambda plane: make_trainer(recipe, plane),
         ),
-    )
-
-
-def make_plane(place: StorePlace, incarnation: Incarnation, *, world: World) -> DataPlane:
-    """The data plane of a recipe; touches no disk until something is put or saved."""
-    from outlast.adapters.planes.memory import MemoryPlane
-
-    segments = RunPaths(place.run_dir).segments
-    return MemoryPlane(place.files, segments, incarnation=incarnation, offload=world.offload)
-
-
-def make_trainer(recipe: Recipe, plane: DataPlane) -> Trainer:
-    """The embedded trainer of a recipe, on the rows of `plane`. Raises RecipeError."""
-    from outlast.adapters.trainers.torch_trainer import TorchTrainer
-
-    return TorchTrainer(
-        model_path=recipe.model.path,
-        algorithm=recipe.algorithm,
-        training=recipe.training,
-        plane=plane,
-        temperature=recipe.generation.temperature,
-        deterministic=recipe.deterministic,
     )
 
 

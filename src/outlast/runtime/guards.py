@@ -9,7 +9,7 @@ permits of its own; a sampler that hands out whole windows in order needs the wi
 (DESIGN 5, `capacity_needed`). That suffices after a restart as well: restored groups always get
 permits, a chunk never asks for more groups than its step still misses, and those are among the
 holders, so no P + chunk - 1 is needed here (known failure 57 claimed permits apart from the step).
-May import: `config`, `model.samplers`, `errors`.
+May import: `config`, `model.samplers`, `errors`, `guards_placement`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from outlast.errors import RecipeError
 from outlast.model.sampler_base import Sampler
 from outlast.model.sampler_kinds import Windowed
 from outlast.model.samplers import build_sampler
+from outlast.runtime.guards_placement import placement
 
 
 def check_recipe(
@@ -42,6 +43,7 @@ def check_recipe(
         *_retention(recipe),
         *_dead_keys(recipe),
         *_recovery(recipe),
+        *placement(recipe),
     ]
     if wrong:
         raise RecipeError("\n  ".join(["the recipe is refused at start-up:", *wrong]))
@@ -284,8 +286,14 @@ def _crowding(recipe: Recipe, cores: int | None) -> Iterator[str]:
             f"{sampler.population(behind=0)} groups that windowed would admit: permits, not the "
             "window, bound how far generation runs ahead"
         )
-    threads = {"generation": recipe.generation.threads, "training": recipe.training.threads}
-    if recipe.training.device != "cpu":
+    if recipe.ray.address is not None:  # on machines that this one knows nothing of
+        return
+    generation, training = recipe.generation, recipe.training
+    threads = {
+        "generation": generation.threads * generation.num_engines,
+        "training": training.threads * training.world_size,
+    }
+    if training.device != "cpu":
         del threads["training"]
     total = sum(threads.values())
     if cores is not None and total > cores:
