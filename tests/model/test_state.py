@@ -6,6 +6,7 @@ import pytest
 
 from outlast.errors import InvariantError, NotRestorable, StallAbort
 from outlast.model.cut import Anchor, AnchorKind, Cut, check_cut, covered
+from outlast.model.duties import Duties
 from outlast.model.groups import DropReason, FailureKind, GroupState
 from outlast.model.history import extend_history
 from outlast.model.ids import GroupId, Step, TrainerVersion
@@ -335,3 +336,16 @@ def test_abrupt_ends_blame_nobody_while_many_are_in_flight() -> None:
                 state.dispatch(group.id, slot(index), version=V0)
             state = restart(state, cut_of(state))
         assert state.ledger.groups[group.id].siblings[0].data_failures == blamed
+
+
+def test_metrics_of_checkpoints_that_are_gone_are_forgotten() -> None:
+    """A run of any length carries as many metrics as it keeps checkpoints, and the newest."""
+    duties = Duties()
+    for version in range(8):
+        duties.record(TrainerVersion(version), "val:reward", value=version / 8)
+    duties.keep(frozenset())
+    assert len(duties.metrics) == 8  # nothing is durable yet: any of them may be asked for
+    duties.keep(frozenset(map(TrainerVersion, (2, 5, 6))))
+    assert set(duties.metrics) == {"2", "5", "6", "7"}
+    duties.keep(frozenset(map(TrainerVersion, (2, 6, 9))))
+    assert set(duties.metrics) == {"2", "6"}

@@ -259,6 +259,11 @@ class Publisher:
         """After an acknowledgement: see `Retention.checkpoints`."""
         return self._retention.checkpoints(pinned=pinned, keep_top_k=keep_top_k, score=score)
 
+    def standing_checkpoints(self) -> frozenset[TrainerVersion]:
+        """Versions whose trainer checkpoint has a live name."""
+        versions = map(names.parse_checkpoint, self._files.list(self._run_dir))
+        return frozenset(TrainerVersion(v) for v in versions if v is not None)
+
     def sweep(self) -> Warnings:
         """Remove debris of earlier lives; only after adoption."""
         return self._retention.sweep()

@@ -6,6 +6,8 @@ is not repeated (known failure 29). May import: `ids`, `cut`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from outlast.model.cut import Cut
 from outlast.model.ids import TrainerVersion
 
@@ -28,6 +30,16 @@ class Duties:
     def record(self, version: TrainerVersion, name: str, *, value: float) -> None:
         """Note a metric of `version`."""
         self._metrics.setdefault(str(version), {})[name] = value
+
+    def keep(self, versions: Collection[TrainerVersion]) -> None:
+        """Forget metrics that no ranking will ask for again: those of versions below the newest of
+        `versions`, the trainer checkpoints that stand, and not among them."""
+        newest = max(versions, default=TrainerVersion(0))
+        self._metrics = {
+            version: row
+            for version, row in self._metrics.items()
+            if int(version) >= newest or int(version) in versions
+        }
 
     @property
     def done(self) -> dict[str, int]:

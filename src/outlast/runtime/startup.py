@@ -28,6 +28,7 @@ from outlast.durable.restore import Plan, Resume, plan_restore
 from outlast.durable.snapshots import Publisher
 from outlast.errors import DiskFull, InvariantError
 from outlast.model.cut import GENESIS, Anchor, AnchorKind
+from outlast.model.duties import Duties
 from outlast.model.groups import AttemptState
 from outlast.model.ids import Incarnation, TrainerVersion
 from outlast.model.state import RecoveryState
@@ -184,7 +185,7 @@ class Life:
             retention=settings.retention,
             fingerprint=encode(settings.fingerprint),
             recipe=settings.recipe_text.encode(),
-            metrics=self._metrics,
+            duties=self._duties,
         )
         for warning in await world.offload(publisher.sweep):
             self._bus.emit(events.Warned(message=warning))
@@ -325,5 +326,5 @@ class Life:
             await self._world.offload(self._log.close)
         self._held.release()
 
-    def _metrics(self) -> dict[str, dict[str, float]]:
-        return self._board.state.duties.metrics if self._board is not None else {}
+    def _duties(self) -> Duties | None:
+        return self._board.state.duties if self._board is not None else None

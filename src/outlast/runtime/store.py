@@ -17,6 +17,7 @@ from outlast.durable.publish import TmpTree
 from outlast.durable.retention import Warnings
 from outlast.durable.snapshots import Publisher
 from outlast.model.cut import Cut
+from outlast.model.duties import Duties
 from outlast.model.ids import TrainerVersion
 from outlast.ports import SavedFile
 from outlast.runtime.prefixes import Frozen, prefix_rows
@@ -79,13 +80,13 @@ class RunStore:
         retention: RetentionSettings,
         fingerprint: bytes,
         recipe: bytes,
-        metrics: Callable[[], dict[str, dict[str, float]]],
+        duties: Callable[[], Duties | None],
     ) -> None:
         self._world = world
         self._bus = bus
         self._publisher = publisher
         self._retention = retention
-        self._metrics = metrics
+        self._duties = duties
         self._fingerprint = fingerprint
         self._recipe = recipe
         self._linked: set[str] = set()
@@ -123,6 +124,8 @@ class RunStore:
         self.last_published = name
         for warning in await self._world.offload(self._retain, opened.kind):
             self._bus.emit(events.Warned(message=warning))
+        if opened.kind is TreeKind.TRAINER_CHECKPOINT and (duties := self._duties()) is not None:
+            duties.keep(await self._world.offload(self._publisher.standing_checkpoints))
         total = sum(entry.size for entry in manifest.files)
         known = sum(row.size for row in rows if row.name in self._linked)
         if opened.kind is TreeKind.SNAPSHOT:
@@ -172,7 +175,9 @@ class RunStore:
         metric = self._retention.metric
         if metric is None:
             return float("-inf")
-        recorded = self._metrics().get(str(manifest.trainer_version), {}) | manifest.metrics
+        duties = self._duties()
+        later = duties.metrics.get(str(manifest.trainer_version), {}) if duties else {}
+        recorded = later | manifest.metrics
         return recorded.get(metric, float("-inf"))
 
     def _name(self, manifest: Manifest) -> str:

@@ -158,7 +158,7 @@ def make_scene(run_dir: Path, *, groups: int, row_bytes: int) -> Scene:
         retention=RetentionSettings(keep_latest_k=2),
         fingerprint=b"{}\n",
         recipe=b"",
-        metrics=dict,
+        duties=lambda: None,
     )
     settings = SnapshotSettings(interval_s=1.0, failures_max=1, replay=False)
     pump = SnapshotPump(board, settings, plane=plane, store=store)
