@@ -1,6 +1,6 @@
 """The real program as a child of the auditor: its own session, its tape, its log, its end.
 
-Ends only what it started. May import: `telemetry`.
+Ends only what it started. May import: `telemetry`, `processes`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Self
 import msgspec
 
 from outlast.telemetry.events import AnyEvent
+from outlast.testing.processes import living
 
 PROGRAM = (sys.executable, "-m", "outlast")
 """What the `outlast` script runs, with this interpreter."""
@@ -140,15 +141,12 @@ class Child:
 
 
 def _session(leader: int) -> list[str]:
-    """Processes of a session but its leader; zombies do not count."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended
-            state, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(rest[2]) == leader and int(entry.name) != leader and state not in "ZX":
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                found.append(f"{entry.name} {command.decode(errors='replace').strip()[:80]}")
-    return found
+    """Processes of a session but its leader."""
+    return [
+        f"{process.pid} {process.command[:80]}"
+        for process in living()
+        if process.session == leader and process.pid != leader
+    ]
 
 
 def _taped(line: bytes) -> Taped:

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from outlast.cli import wiring
+from outlast.cli import factories, wiring
 from outlast.config.load import load_recipe
 from outlast.config.schema import Recipe
 from outlast.ports import DataPlane, GenerationEngine, GenerationRequest, TokenChunk
@@ -188,7 +188,7 @@ def live(model: Path, run_dir: Path, *, log: Path, seed: int, fate: Fate) -> Non
     """Start or resume the run, and live until the end or the kill."""
     writer = _Log(log)
     gate = _Gate(fate, writer)
-    make_engine, make_plane = wiring.make_engine, wiring.make_plane
+    make_engine, make_plane = factories.make_engine, factories.make_plane
 
     def engine(recipe: Recipe) -> Any:
         return _WatchedEngine(make_engine(recipe), writer, gate=gate)
