@@ -141,6 +141,10 @@ def test_a_pipe_gets_one_line_per_step() -> None:
         (events.Stalled(seconds=12, waiting=(("train", "groups"),)), "train waits for groups"),
         (events.AttemptFailed(key="k", kind="data", cause="c"), "attempt k failed (data): c"),
         (events.GroupDropped(group=4, reason="gave_up"), "group 4 given up"),
+        (
+            events.GroupDropped(group=4, reason="gave_up", lent=9),
+            "group 4 given up; finished group 9 takes its place",
+        ),
         (samples.skipped(SkipReason.SAVE_FAILED), "snapshot skipped (save_failed)"),
     ],
 )

@@ -200,6 +200,33 @@ def test_replace_owes_the_step_a_later_draw_across_a_restart() -> None:
     assert restored.wanted(Step(1)) == 2
 
 
+def test_a_finished_group_of_the_latest_step_stands_in_and_its_own_is_owed() -> None:
+    """The step that trains next need not wait for a whole generation (DESIGN 5)."""
+    state, _ = run_state(in_order(2), replace_dropped=True, size=7)
+    for _ in range(3):
+        state.admit(V0)  # targets 1 1, 2 2, 3 3
+    fill(state, [state.ledger.groups[GroupId(i)] for i in (1, 3, 4, 5)])
+    assert state.give_up(GroupId(0)) == GroupId(4)  # the older of step 3
+    assert state.ledger.groups[GroupId(4)].target_step == 1
+    restored = restart(state, cut_of(state))
+    assert restored.ledger.groups[GroupId(4)].target_step == 1
+    assert set(restored.select(at_least=2, at_most=2)) == {GroupId(1), GroupId(4)}
+    (replacement,) = restored.admit(V0)
+    assert (replacement.id, replacement.target_step) == (6, 3)
+    assert restored.drained
+    assert restored.give_up(GroupId(2)) is None  # nothing is left to draw: nothing is lent
+
+
+def test_nothing_is_lent_where_a_dropped_prompt_shrinks_its_step() -> None:
+    state, _ = run_state(in_order(1), min_step_batch_fraction=0.5)
+    for _ in range(2):
+        state.admit(V0)
+    fill(state, [state.ledger.groups[GroupId(i)] for i in (1, 2, 3)])
+    assert state.give_up(GroupId(0)) is None
+    assert state.ledger.groups[GroupId(2)].target_step == 2
+    assert state.wanted(Step(1)) == 1
+
+
 def test_a_filtered_group_gives_its_admission_back() -> None:
     state, _ = run_state(ReadyFirst(prompts_per_step=2, max_staleness=0))
     for _ in range(2):

@@ -136,7 +136,8 @@ def trouble(event: AnyEvent) -> str | None:
         case events.AttemptFailed():
             return f"attempt {event.key} failed ({event.kind}): {event.cause}"
         case events.GroupDropped() if event.reason == "gave_up":
-            return f"group {event.group} given up"
+            lent = "" if event.lent is None else f"; finished group {event.lent} takes its place"
+            return f"group {event.group} given up{lent}"
         case events.Warned():
             return f"warning: {event.message}"
         case _:

@@ -6,10 +6,10 @@ May import: `groups`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from outlast.model.groups import PromptRef, RecoveryLevel
+from outlast.model.groups import FailureKind, PromptRef, RecoveryLevel, Sibling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +37,12 @@ class RunPlan:
     def step_groups_min(self) -> int:
         """Fewest groups an optimizer step may have."""
         return math.ceil(self.min_step_batch_fraction * self.prompts_per_step)
+
+    def exhausted(self, siblings: Iterable[Sibling]) -> FailureKind | None:
+        """The budget that one of a group's siblings has used up, if any."""
+        for sibling in siblings:
+            if sibling.data_failures >= self.data_attempts:
+                return FailureKind.DATA
+            if sibling.infrastructure_failures >= self.infrastructure_attempts:
+                return FailureKind.INFRASTRUCTURE
+        return None

@@ -36,7 +36,7 @@ from outlast.model.journal import Applied, Dropped, Journal, Replayed
 from outlast.model.ledger import SUSPECTS_MAX, Ledger, Verdict, in_flight
 from outlast.model.permits import Permits
 from outlast.model.plan import RunPlan
-from outlast.model.promotion import later_groups
+from outlast.model.promotion import later_groups, lender
 from outlast.model.sampler_base import Sampler, check_restored, check_selection
 from outlast.model.steps import StepBook
 from outlast.model.table import Event
@@ -183,26 +183,20 @@ class RecoveryState:
 
     def exhausted_budget(self, group: GroupId) -> FailureKind | None:
         """The budget that some sibling of the group has used up, if any."""
-        for sibling in self.ledger.groups[group].siblings:
-            if sibling.data_failures >= self.plan.data_attempts:
-                return FailureKind.DATA
-            if sibling.infrastructure_failures >= self.plan.infrastructure_attempts:
-                return FailureKind.INFRASTRUCTURE
-        return None
+        return self.plan.exhausted(self.ledger.groups[group].siblings)
 
-    def give_up(self, group: GroupId) -> None:
-        """Drop a prompt whose budget is used up: replace it, or shrink its step.
-
-        Raises StallAbort when a run budget is spent or the step would become too small.
-        """
+    def give_up(self, group: GroupId) -> GroupId | None:
+        """Drop a prompt whose budget is used up: replace it, or shrink its step. Returns the group
+        that takes its place at once. Raises StallAbort when a budget of the run is spent."""
         target = self.ledger.groups[group].target_step
         replaced = target is not None and self.plan.replace_dropped
         self._drop(group, Event.GIVE_UP, reason=DropReason.GAVE_UP, credit=not replaced)
         self._budgets.gave_up()
         if target is not None and replaced:
-            self._budgets.owe(target)
-        elif target is not None:
+            return self._owe(target)
+        if target is not None:
             self._budgets.shrink(target)
+        return None
 
     def complete(self, group: GroupId) -> Group:
         """All siblings are sealed."""
@@ -219,12 +213,21 @@ class RecoveryState:
         self._next_position += 1
         return self.ledger.commit(group, rewards=rewards, keep=keep, position=position)
 
-    def filter(self, group: GroupId) -> None:
-        """Group work rejects the group; its admission is given back."""
+    def filter(self, group: GroupId) -> GroupId | None:
+        """Group work rejects the group; its admission is given back. Returns as `give_up` does."""
         target = self.ledger.groups[group].target_step
         self._drop(group, Event.FILTER, reason=DropReason.FILTERED, credit=target is None)
-        if target is not None:
-            self._budgets.owe(target)
+        return None if target is None else self._owe(target)
+
+    def _owe(self, step: Step) -> GroupId | None:
+        """A later draw replaces a group of `step`. A finished group of a later step stands in, if
+        there is one, and the draw is for that step, which can wait longer."""
+        found = lender(self.ledger.groups, step) if self._available else None
+        if found is not None and found.target_step is not None:
+            self.ledger.promote(found.id, step)
+            step = found.target_step
+        self._budgets.owe(step)
+        return None if found is None else found.id
 
     def evict_stale(self) -> tuple[GroupId, ...]:
         """Drop what the sampler can no longer select: buffered groups, and those in flight."""

@@ -130,8 +130,8 @@ class Controller:
             pumps = await self._start(life, plane=plane, trainer=trainer)
             try:
                 return await self._drive(life, pumps)
-            except OutlastError as error:
-                await life.ended(type(error).__name__)
+            except (OutlastError, OSError) as error:
+                await life.failed(error)
                 raise
         finally:
             await adapters.engine.close()
@@ -205,7 +205,7 @@ class Controller:
     async def _drive(self, life: Life, pumps: _Pumps) -> Outcome:
         """Run the pumps until training is done or a stop is requested, then wind down."""
         board = life.board
-        failure: OutlastError | None = None
+        failure: OutlastError | OSError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 workers = [
@@ -219,7 +219,7 @@ class Controller:
                     validation = tasks.create_task(pumps.validation.run(), name="validation")
                     await asyncio.wait(workers)
                     validation.cancel()
-        except* OutlastError as failures:
+        except* (OutlastError, OSError) as failures:
             failure = _first(failures)  # raised below: some Pythons group what is raised here
         if failure is not None:
             raise failure
@@ -343,7 +343,7 @@ class _Pumps:
         }
 
 
-def _first(failures: BaseExceptionGroup[OutlastError]) -> OutlastError:
+def _first(failures: BaseExceptionGroup[OutlastError | OSError]) -> OutlastError | OSError:
     """The first failure, with its own cause; later ones are consequences."""
     for failure in failures.exceptions:
         if isinstance(failure, BaseExceptionGroup):

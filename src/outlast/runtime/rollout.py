@@ -136,8 +136,8 @@ class RolloutPump:
             group = state.complete(group_id)
         rewards, keep = self._environment.shape(group.receipts())
         if self._settings.filter_zero_variance and len(set(rewards)) == 1:
-            state.filter(group_id)
-            board.bus.emit(events.GroupDropped(group=group_id, reason="filtered"))
+            lent = state.filter(group_id)
+            board.bus.emit(events.GroupDropped(group=group_id, reason="filtered", lent=lent))
         else:
             state.commit(group_id, rewards=rewards, keep=keep)
             tokens = sum(receipt.response_tokens for receipt in group.receipts())
@@ -189,9 +189,9 @@ class RolloutPump:
 
     def _give_up(self, group_id: GroupId) -> None:
         board = self._board
-        board.state.give_up(group_id)
+        lent = board.state.give_up(group_id)
         board.prefixes.forget(group_id)
-        board.bus.emit(events.GroupDropped(group=group_id, reason="gave_up"))
+        board.bus.emit(events.GroupDropped(group=group_id, reason="gave_up", lent=lent))
         board.changed.notify()
 
     # --------------------------------------------------------------------------- one sibling

@@ -26,7 +26,7 @@ from outlast.durable.manifest import (
 from outlast.durable.publish import replace_file
 from outlast.durable.restore import Plan, Resume, plan_restore
 from outlast.durable.snapshots import Publisher
-from outlast.errors import DiskFull, InvariantError
+from outlast.errors import DiskError, DiskFull, Fenced, InvariantError, OutlastError
 from outlast.model.cut import GENESIS, Anchor, AnchorKind
 from outlast.model.duties import Duties
 from outlast.model.groups import AttemptState
@@ -103,7 +103,7 @@ class Life:
         self._board: Board | None = None
         self._store: RunStore | None = None
         self._log: ConsumptionLog | None = None
-        self._adopted = False
+        self._fence: lineage.IncarnationFence | None = None
 
     def found(
         self, listing: RunListing, plan: Plan, *, loaded: LoadedCut | None, began: float
@@ -159,7 +159,7 @@ class Life:
             restored=restored,
             world=world,
         )
-        self._adopted = True
+        self._fence = adoption.fence
         world.perhaps("start.adopted")
         await world.offload(self._held.beat, adoption.record.number)
         self._next_sequence = adoption.record.first_sequence
@@ -300,12 +300,31 @@ class Life:
         )
 
     async def heartbeat(self) -> None:
-        """Keep the lock's heartbeat fresh until the life ends."""
+        """Keep the lock's heartbeat fresh until the life ends. Raises Fenced."""
         while await self.board.sleep(HEARTBEAT_S):
             try:
-                await self._world.offload(self._held.beat)
+                await self._world.offload(self._beat)
             except DiskFull as error:  # the flock itself needs no space
                 self._bus.emit(events.Warned(message=f"the lock's heartbeat is late: {error}"))
+
+    def _beat(self) -> None:
+        """The lock belongs to the newest life: a replaced one must not write its name there."""
+        if self._fence is not None:
+            self._fence.check()
+        self._held.beat()
+
+    async def failed(self, error: BaseException) -> None:
+        """Record the end by a failure. Where a newer life has the run, that is the cause whatever
+        was seen of it: then raises Fenced, and nothing is written."""
+        try:
+            if self._fence is not None:
+                await self._world.offload(self._fence.check)
+        except Fenced as fenced:
+            raise fenced from error
+        except DiskError:  # the failure that is reported is the first one
+            return
+        if isinstance(error, OutlastError):
+            await self.ended(type(error).__name__)
 
     async def ended(self, reason: str) -> None:
         """Record an orderly end. A crash is recognised by the absence of this record."""

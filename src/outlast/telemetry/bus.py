@@ -33,6 +33,10 @@ class Bus:
         self._sinks.append(sink)
         return lambda: self._sinks.remove(sink)
 
+    def clear(self) -> None:
+        """Nobody listens any more."""
+        self._sinks.clear()
+
     def emit(self, event: AnyEvent) -> None:
         """Show the event to every sink. Never raises."""
         wall = self._clock.wall()

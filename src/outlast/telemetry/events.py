@@ -102,6 +102,8 @@ class GroupCommitted(Event, frozen=True, kw_only=True, tag=True):
 class GroupDropped(Event, frozen=True, kw_only=True, tag=True):
     group: int
     reason: str
+    lent: int | None = None
+    """The finished group of a later step that takes its place."""
 
 
 class StepFinished(Event, frozen=True, kw_only=True, tag=True):

@@ -85,7 +85,7 @@ class CrashDisk:
         self._links = links
         self._dirs: dict[int, DirNode] = {ROOT: DirNode()}
         self._files: dict[int, FileNode] = {}
-        self._locked: set[int] = set()
+        self._locked: dict[int, FileLock] = {}
         self._next = ROOT + 1
         if image is not None:
             self._restore(image)
@@ -279,8 +279,8 @@ class CrashDisk:
             inode = self._inode(path)
             if inode in self._locked:
                 return None
-            self._locked.add(inode)
-        return _CrashLock(self, self._files[inode], path=path)
+            held = self._locked[inode] = _CrashLock(self, self._files[inode], path=path)
+        return held
 
     # ------------------------------------------------------------------- used by handles
 
@@ -329,8 +329,9 @@ class CrashDisk:
         """Locks of another host ran out, or never reached this one."""
         self._locked.clear()
 
-    def unlock_node(self, node: FileNode) -> None:
-        self._locked -= {inode for inode, held in self._files.items() if held is node}
+    def unlock(self, lock: FileLock) -> None:
+        """Give `lock` back, unless somebody else has it by now."""
+        self._locked = {inode: held for inode, held in self._locked.items() if held is not lock}
 
 
 class _CrashWriter:
@@ -365,4 +366,4 @@ class _CrashLock:
         self._disk.overwrite_node(self._node, data, path=self._path)
 
     def release(self) -> None:
-        self._disk.unlock_node(self._node)
+        self._disk.unlock(self)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from unittest.mock import MagicMock
 
 from outlast.adapters.planes.memory import MemoryPlane
 from outlast.durable.files import Files
@@ -58,14 +59,14 @@ class WatchedPlane:
     """A plane that tells the auditor what was stored and when it was frozen."""
 
     def __init__(self, inner: DataPlane, auditor: Auditor, *, pulse: Pulse) -> None:
-        self._inner, self._auditor, self._pulse = inner, auditor, pulse
+        self._inner, self.auditor, self._pulse = inner, auditor, pulse
         self._sequences: dict[int, int] = {}  # id of a handle -> sequence of its cut
 
     async def put(self, rows: Sequence[Row], /) -> tuple[str, ...]:
         self._pulse.check()
         digests = await self._inner.put(rows)
         for row, digest in zip(rows, digests, strict=True):
-            self._auditor.stored(row, digest)
+            self.auditor.stored(row, digest)
         return digests
 
     async def get(self, keys: Sequence[AttemptKey], /) -> tuple[Row, ...]:
@@ -74,12 +75,12 @@ class WatchedPlane:
 
     async def release(self, keys: Sequence[AttemptKey], /) -> None:
         self._pulse.check()
-        self._auditor.released(keys)
+        self.auditor.released(keys)
         await self._inner.release(keys)
 
     def freeze(self) -> PlaneHandle:
         self._pulse.check()
-        sequence = self._auditor.frozen()
+        sequence = self.auditor.frozen()
         handle = self._inner.freeze()
         self._sequences[id(handle)] = sequence
         return handle
@@ -88,7 +89,7 @@ class WatchedPlane:
         self, handle: PlaneHandle, *, keys: frozenset[AttemptKey], directory: Path, link: bool
     ) -> tuple[SavedFile, ...]:
         self._pulse.check()
-        self._auditor.saving(self._sequences[id(handle)], keys, bundled=not link)
+        self.auditor.saving(self._sequences[id(handle)], keys, bundled=not link)
         return await self._inner.save(handle, keys=keys, directory=directory, link=link)
 
     async def load(self, directory: Path, keys: frozenset[AttemptKey], /) -> None:
@@ -206,6 +207,20 @@ class SimLife:
             f"S3: {receipt.key} came again and was {verdict}",
         )
         return verdict
+
+    def unwatch(self) -> None:
+        """No law watches the life from here on: another one has its run."""
+        engine, deaf = self._outside.engine, MagicMock(spec=Auditor)
+        self.bus.clear()
+        engine.on_update, engine.on_request, engine.on_chunk = (
+            deaf.updated,
+            deaf.requested,
+            deaf.streamed,
+        )
+        if self.plane is not None:
+            self.plane.auditor = deaf
+        if self.trainer is not None:
+            self.trainer.on_trained, self.trainer.on_loaded = deaf.trained, deaf.loaded
 
     def end(self, cause: str) -> None:
         """The process is gone: nothing of it runs any more."""

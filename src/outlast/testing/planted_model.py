@@ -15,9 +15,10 @@ import msgspec
 from outlast.model.cursor import DatasetCursor
 from outlast.model.cut import Cut
 from outlast.model.groups import GroupState, Sibling
-from outlast.model.ids import AttemptKey, GroupId
+from outlast.model.ids import AttemptKey, GroupId, Step
 from outlast.model.ledger import Ledger
 from outlast.model.permits import Permits
+from outlast.model.promotion import lender
 from outlast.model.state import RecoveryState
 from outlast.model.table import Event
 
@@ -155,6 +156,22 @@ def inflight_counts_as_sealed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def loan_not_repaid() -> Iterator[None]:
+    """A finished group stands in at an earlier step, and its own step is owed nothing."""
+    real = RecoveryState._owe
+
+    def owe(self: RecoveryState, step: Step) -> GroupId | None:
+        found = lender(self.ledger.groups, step)
+        if found is None:
+            return real(self, step)
+        self.ledger.promote(found.id, step)
+        return found.id
+
+    with patch.object(RecoveryState, "_owe", owe):
+        yield
+
+
 MODEL_BUGS: dict[str, Bug] = {
     bug.__name__: bug
     for bug in (
@@ -167,5 +184,6 @@ MODEL_BUGS: dict[str, Bug] = {
         cursor_ahead_of_index,
         cut_of_another_moment,
         inflight_counts_as_sealed,
+        loan_not_repaid,
     )
 }
