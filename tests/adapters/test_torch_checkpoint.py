@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +108,43 @@ def test_disk_errors_keep_their_kind(
     with pytest.raises(expected) as caught:
         write_checkpoint(tmp_path, tensors())
     assert type(caught.value) is expected
+
+
+@contextmanager
+def files_no_longer_than(size: int) -> Iterator[None]:
+    """A write beyond `size` bytes fails with EFBIG, as the last bytes of a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_wherever_the_disk_is_full_it_is_the_disk_that_failed(tmp_path: Path) -> None:
+    """torch's zip writer turns some of these into a RuntimeError about its own position."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    write_checkpoint(whole, tensors())
+    largest = max(path.stat().st_size for path in whole.iterdir())
+    sizes = sorted({*range(0, largest, 53), 1, 598, 704, largest - 1})
+    for number, size in enumerate(sizes):
+        directory = tmp_path / f"limited_{number}"
+        directory.mkdir()
+        with files_no_longer_than(size), pytest.raises(DiskError, match="File too large"):
+            write_checkpoint(directory, tensors())
+    with files_no_longer_than(largest):
+        write_checkpoint(tmp_path, tensors())
+
+
+def test_a_runtime_error_without_a_failed_disk_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise RuntimeError("not the disk")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RuntimeError, match="not the disk"):
+        write_checkpoint(tmp_path, tensors())

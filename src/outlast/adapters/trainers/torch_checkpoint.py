@@ -62,6 +62,13 @@ def write_checkpoint(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         _save(FileSystemWriter(directory, thread_count=1, sync_files=True), dict(tensors))
     except OSError as error:
         raise _disk_error(directory, error) from error
+    except RuntimeError as error:
+        # torch's zip writer closes its archive while an OSError is in flight, and complains that
+        # less was written than it counted: the disk failed, the program did not.
+        failed = _os_error_behind(error)
+        if failed is None:
+            raise
+        raise _disk_error(directory, failed) from error
 
 
 def read_checkpoint(directory: Path, targets: Mapping[str, Tensor]) -> None:
@@ -159,6 +166,14 @@ def _check_same(directory: Path, *, metadata: Metadata, targets: Mapping[str, Te
             f"checkpoint {directory} refused, it belongs to another model or release: "
             f"{'; '.join(faults[:5])}{' ...' if len(faults) > 5 else ''}"
         )
+
+
+def _os_error_behind(error: BaseException) -> OSError | None:
+    """The OSError that `error` was raised from, or while it was handled, if there is one."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, OSError):
+        seen = seen.__cause__ or seen.__context__
+    return seen
 
 
 def _disk_error(directory: Path, error: OSError) -> DiskError:
