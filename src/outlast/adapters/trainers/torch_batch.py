@@ -6,7 +6,7 @@ May import: torch, numpy, `algorithms`, `ports`, `rows`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,21 +55,37 @@ class MicroBatch:
     advantages: Tensor  # float32 [B, 1]
 
 
-def samples_of(
-    groups: Sequence[TrainGroup], rows: Mapping[AttemptKey, Row], *, estimator: Estimator
-) -> list[Sample]:
-    """All siblings in dispatch order. A sibling that is not kept, or masked, has no valid token.
+Judged = tuple[TrainGroup, list[float]]
+"""A group, and the advantage of each of its siblings."""
 
-    Baselines come from the record (rewards and keep flags) alone; `mask_sample` only silences the
-    sibling's own tokens, so masking an over-long response does not move its group's baseline.
-    """
-    samples = []
+
+def with_advantages(groups: Sequence[TrainGroup], *, estimator: Estimator) -> list[Judged]:
+    """Advantages come from the record (rewards and keep flags) alone: no row is needed for them."""
+    judged = []
     for group in groups:
         rewards = torch.tensor([group.rewards], dtype=torch.float64)
-        advantages = group_advantages(rewards, torch.tensor([group.keep]), estimator=estimator)[
-            0
-        ].tolist()
+        keep = torch.tensor([group.keep])
+        judged.append((group, group_advantages(rewards, keep, estimator=estimator)[0].tolist()))
+    return judged
+
+
+def samples_of(
+    judged: Sequence[Judged],
+    rows: Mapping[AttemptKey, Row],
+    *,
+    only: Container[AttemptKey] | None = None,
+) -> list[Sample]:
+    """All siblings (or `only` these) in dispatch order. A sibling that is not kept, or masked, has
+    no valid token.
+
+    `mask_sample` only silences the sibling's own tokens, so masking an over-long response does not
+    move its group's baseline.
+    """
+    samples = []
+    for group, advantages in judged:
         for key, keep, advantage in zip(group.keys, group.keep, advantages, strict=True):
+            if only is not None and key not in only:
+                continue
             row = rows[key]
             if not len(row.prompt_ids):
                 raise InvariantError(f"row {key}: no prompt tokens, its first token has no logits")
@@ -79,7 +95,9 @@ def samples_of(
     return samples
 
 
-def collate(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
+def collate(
+    samples: Sequence[Sample], device: torch.device, *, share_prompts: bool = True
+) -> MicroBatch:
     """Pad to one width. Right padding needs no attention mask in a causal model."""
     width = max(sample.length for sample in samples)
     first = min(len(sample.row.prompt_ids) for sample in samples) - 1
@@ -98,11 +116,28 @@ def collate(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
     return MicroBatch(
         ids=tokens,
         first=first,
-        shared=len(prompts) == 1 and prompt_saving(samples) >= SHARED_TOKENS_MIN,
+        shared=share_prompts and len(prompts) == 1 and prompt_saving(samples) >= SHARED_TOKENS_MIN,
         targets=tokens[:, first + 1 :],
         valid=torch.from_numpy(valid[:, first + 1 :]).to(device),
         behaviour=torch.from_numpy(behaviour[:, first + 1 :]).to(device),
         advantages=advantages.to(device),
+    )
+
+
+def empty_batch(device: torch.device) -> MicroBatch:
+    """A micro-batch without valid tokens: its gradients are zero, its collectives are not left out.
+
+    It is two tokens wide because a causal model predicts nothing from the last.
+    """
+    ids = torch.zeros((1, 2), dtype=torch.int64, device=device)
+    return MicroBatch(
+        ids=ids,
+        first=0,
+        shared=False,
+        targets=ids[:, 1:],
+        valid=torch.zeros((1, 1), dtype=torch.bool, device=device),
+        behaviour=torch.zeros((1, 1), device=device),
+        advantages=torch.zeros((1, 1), device=device),
     )
 
 
@@ -111,13 +146,19 @@ def prompt_saving(samples: Sequence[Sample]) -> int:
     return (len(samples) - 1) * len(samples[0].row.prompt_ids)
 
 
-def micro_batches(samples: Sequence[Sample], *, size: int, ordered: bool) -> list[list[Sample]]:
+def micro_batches(
+    samples: Sequence[Sample], *, size: int, ordered: bool, share_prompts: bool = True
+) -> list[list[Sample]]:
     """Partition a chunk. Siblings stay together where their prompt is worth sharing; the others
     are sorted by length, so that little is padded (`ordered`: left in dispatch order)."""
     by_prompt: dict[bytes, list[Sample]] = {}
     for sample in samples:
         by_prompt.setdefault(sample.row.prompt_ids.tobytes(), []).append(sample)
-    sharing = [siblings for siblings in by_prompt.values() if _worth_sharing(siblings, size)]
+    sharing = [
+        siblings
+        for siblings in by_prompt.values()
+        if share_prompts and _worth_sharing(siblings, size)
+    ]
     together = {id(sample) for siblings in sharing for sample in siblings}
     rest = [sample for sample in samples if id(sample) not in together]
     if not ordered:

@@ -1,4 +1,5 @@
-"""Flat dictionaries of tensors on disk, as torch Distributed Checkpoint (DCP) of one process.
+"""Flat dictionaries of tensors on disk, as torch Distributed Checkpoint (DCP) of one process, and
+what reads those of any number of processes.
 
 Writes inside a ``tmp_*`` tree that somebody else seals and publishes; files are synced, directories
 are not. Only tensors are stored, because DCP reads anything else with an unrestricted pickle. Its
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import errno
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from torch.distributed.checkpoint.default_planner import (
 )
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from outlast.errors import CorruptData, DiskError, DiskFull, NotRestorable
 
@@ -58,8 +61,15 @@ def write_checkpoint(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Raises DiskFull or DiskError; what was written is then worthless and not removed.
     """
-    try:
+    with disk_errors(directory):
         _save(FileSystemWriter(directory, thread_count=1, sync_files=True), dict(tensors))
+
+
+@contextmanager
+def disk_errors(directory: Path) -> Iterator[None]:
+    """Failures of the disk while a checkpoint is written become DiskFull or DiskError."""
+    try:
+        yield
     except OSError as error:
         raise _disk_error(directory, error) from error
     except RuntimeError as error:
@@ -72,7 +82,8 @@ def write_checkpoint(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_checkpoint(directory: Path, targets: Mapping[str, Tensor]) -> None:
-    """Fill `targets` in place with exactly the tensors stored in `directory`.
+    """Fill `targets` in place with exactly the tensors stored in `directory`; of a DTensor, with
+    the shard that this process holds.
 
     Raises NotRestorable when names, shapes or dtypes differ, CorruptData when it is not readable
     as a checkpoint, DiskError when the disk fails.
@@ -80,13 +91,18 @@ def read_checkpoint(directory: Path, targets: Mapping[str, Tensor]) -> None:
     try:
         reader = _Reader(directory)
         _check_same(directory, metadata=reader.read_metadata(), targets=targets)
-        _load(reader, dict(targets))
+        _load(reader, {name: t for name, t in targets.items() if held(t).numel()})
     except FileNotFoundError as error:
         raise CorruptData(f"checkpoint {directory}: {error.filename} is missing") from error
     except OSError as error:
         raise _disk_error(directory, error) from error
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise CorruptData(f"checkpoint {directory} is not readable: {error}") from error
+
+
+def held(tensor: Tensor) -> Tensor:
+    """The part of `tensor` that lives in this process."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 # The two drivers below are what dcp.save and dcp.load do in one process. Calling the planner and

@@ -2,7 +2,9 @@
 
 Keeps: a streamed step equals the full batch up to summation order (gradients are sums, scaled once
 at the end); the same rows in the same chunks give the same bits on one machine; what `staged`
-copies is all that continuation needs. May import: torch, `algorithms`, `ports`, its siblings.
+copies is all that continuation needs. Where a rank of a sharded trainer differs (`sharded_core`),
+it overrides a method that does nothing but that. May import: torch, `algorithms`, `ports`, its
+siblings.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from outlast.adapters.torch_model import copy_state, load_model, named_state
 from outlast.adapters.trainers.torch_batch import (
+    Judged,
     MicroBatch,
     Sample,
     collate,
@@ -28,6 +31,7 @@ from outlast.adapters.trainers.torch_batch import (
     micro_batches,
     samples_of,
     token_logprobs,
+    with_advantages,
 )
 from outlast.adapters.trainers.torch_checkpoint import read_checkpoint
 from outlast.adapters.trainers.torch_metrics import StepSums
@@ -82,8 +86,9 @@ class TrainerCore:
         """The initial model, then the checkpoint over it. See `Trainer.start`."""
         if self._deterministic:
             torch.use_deterministic_algorithms(True)
-        self._model = load_model(self._directory).to(self._device)
-        self._reference = copy.deepcopy(self._model) if self._algorithm.kl_coef else None
+        model = load_model(self._directory)
+        self._reference = self._placed(copy.deepcopy(model)) if self._algorithm.kl_coef else None
+        self._model = self._placed(model)
         self._sliced = keeps_logits(self._model)
         self._parameters = dict(self._model.named_parameters())
         self._optimizer = self._make_optimizer()
@@ -95,6 +100,10 @@ class TrainerCore:
                     f"{version}: the directory was changed after it was published"
                 )
         self.version = version
+
+    def _placed(self, model: torch.nn.Module) -> torch.nn.Module:
+        """`model` where it computes."""
+        return model.to(self._device)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         settings, parameters = self._training, list(self._parameters.values())
@@ -144,15 +153,35 @@ class TrainerCore:
         """Add gradient sums of a chunk; stops between micro-batches once `abandoned` is set."""
         self._require_open("accumulate")
         self._broken = True  # until the whole chunk is in
-        samples = samples_of(groups, rows, estimator=self._algorithm.advantage)
-        self._count(groups, samples)
+        samples = self._samples(groups, rows)
         loud = [s for s in samples if s.valid.any() and (s.advantage or self._algorithm.kl_coef)]
-        size = self._training.micro_batch_size
-        for part in micro_batches(loud, size=size, ordered=self._deterministic):
-            if abandoned.is_set():
+        for part in self._parts(loud):
+            if self._stops(abandoned):
                 return
-            self._backward(collate(part, self._device))
+            self._backward(self._collated(part))
         self._broken = False
+
+    def _samples(
+        self, groups: Sequence[TrainGroup], rows: Mapping[AttemptKey, Row]
+    ) -> list[Sample]:
+        """All siblings of a chunk, counted."""
+        judged = with_advantages(groups, estimator=self._algorithm.advantage)
+        samples = samples_of(judged, rows)
+        self._count_samples(samples)
+        self._count_groups(judged)
+        return samples
+
+    def _parts(self, loud: Sequence[Sample]) -> list[list[Sample]]:
+        """The micro-batches of a chunk."""
+        size = self._training.micro_batch_size
+        return micro_batches(loud, size=size, ordered=self._deterministic)
+
+    def _collated(self, part: Sequence[Sample]) -> MicroBatch:
+        return collate(part, self._device)
+
+    def _stops(self, abandoned: threading.Event) -> bool:
+        """Whether the chunk ends before its next micro-batch."""
+        return abandoned.is_set()
 
     def finish(self) -> StepOutcome:
         """Scale, clip, update. Raises InvariantError before touching weights if not finite."""
@@ -161,12 +190,11 @@ class TrainerCore:
             raise InvariantError(
                 f"finish_step({step}) refused: a chunk was interrupted; abort the step"
             )
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        self._settle_sums()
+        gradients = self._gradients()
         if self._normaliser:
             torch._foreach_mul_(gradients, 1.0 / self._normaliser)
-        norm = torch.nn.utils.clip_grad_norm_(
-            self._parameters.values(), self._training.grad_clip
-        ).item()
+        norm = self._clip(gradients)
         if not math.isfinite(norm):
             raise InvariantError(
                 f"finish_step({step}) refused: gradient norm {norm}; lower training.learning_rate "
@@ -180,6 +208,18 @@ class TrainerCore:
         metrics = self._sums.metrics(normaliser=self._normaliser)
         return StepOutcome(step, {**metrics, "grad_norm": norm, "learning_rate": rate})
 
+    def _settle_sums(self) -> None:
+        """Bring `_sums` and `_normaliser` to what they are for the whole step."""
+
+    def _gradients(self) -> list[Tensor]:
+        """The gradients of all parameters, as tensors to change in place."""
+        return [p.grad for p in self._parameters.values() if p.grad is not None]
+
+    def _clip(self, gradients: Sequence[Tensor]) -> float:
+        """Scale `gradients` down to the allowed global norm; returns the norm they had."""
+        limit = self._training.grad_clip
+        return torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit).item()
+
     def abort(self) -> None:
         """Forget the open step, if any; weights and moments are as before it."""
         self._step, self._broken = None, False
@@ -190,22 +230,22 @@ class TrainerCore:
             raise InvariantError(f"{call} refused: no step is open; call begin_step first")
         return self._step
 
-    def _count(self, groups: Sequence[TrainGroup], samples: Sequence[Sample]) -> None:
+    def _count_samples(self, samples: Sequence[Sample]) -> None:
         kinds, sums = self._algorithm.normalisation, self._sums
         for sample in samples:
-            self._normaliser += normaliser(torch.from_numpy(sample.valid)[None], kinds)
+            self._normaliser += normaliser(torch.tensor(sample.valid)[None], kinds)
             sums.count["tokens"] += int(sample.valid.sum())
             sums.total["response_length"] += len(sample.row.response_ids)
-        advantages = iter(samples)
-        for group in groups:
+        sums.count["samples"] += len(samples)
+
+    def _count_groups(self, judged: Sequence[Judged]) -> None:
+        sums = self._sums
+        for group, advantages in judged:
             kept = [r for r, keep in zip(group.rewards, group.keep, strict=True) if keep]
             sums.count["kept"] += len(kept)
             sums.total["reward"] += sum(kept)
-            # Not a short-circuiting any(): every sibling of the group has to be consumed.
-            loud = [next(advantages).advantage != 0 for _ in group.keys]
-            sums.count["silent_groups"] += not any(loud)
-        sums.count["samples"] += len(samples)
-        sums.count["groups"] += len(groups)
+            sums.count["silent_groups"] += not any(advantages)
+        sums.count["groups"] += len(judged)
 
     def _backward(self, batch: MicroBatch) -> None:
         logprobs = self._logprobs(self._model, batch)
@@ -223,6 +263,8 @@ class TrainerCore:
             sums.total["kl"] += divergence.sum().item()
         loss = (weights * losses).sum()
         loss.backward()
+        if not len(logprobs):  # an empty micro-batch, which keeps ranks in step
+            return
         gap = (logprobs.detach() - behaviour).abs()
         sums.total["loss"] += loss.item()
         sums.total["dlogp"] += gap.sum().item()
@@ -245,13 +287,17 @@ class TrainerCore:
 
     def weights(self) -> dict[str, Tensor]:
         """A private float32 copy of parameters and persistent buffers on the CPU."""
-        return {name: _private(value) for name, value in named_state(self._model).items()}
+        return {n: private_copy(self._whole(v)) for n, v in named_state(self._model).items()}
+
+    def _whole(self, value: Tensor) -> Tensor:
+        """All of a parameter or buffer."""
+        return value.detach()
 
     def digest(self) -> str:
         """sha256 over name, dtype, shape and bytes of each parameter, in order of names (S11)."""
         digest = hashlib.sha256()
         for name, parameter in sorted(self._parameters.items()):
-            value = parameter.detach().cpu().contiguous()
+            value = self._whole(parameter).cpu().contiguous()
             digest.update(f"{name}\0{value.dtype}\0{list(value.shape)}\0".encode())
             digest.update(value.view(torch.uint8).numpy().data)
         return digest.hexdigest()
@@ -261,7 +307,7 @@ class TrainerCore:
 
         Legal while a step is open: gradients are not state, and nothing else moves before finish.
         """
-        return {name: _private(value) for name, value in self._durable().items()}
+        return {name: private_copy(value) for name, value in self._durable().items()}
 
     def _durable(self) -> dict[str, Tensor]:
         """Name on disk -> live tensor. The schedule is a function of the version."""
@@ -275,17 +321,29 @@ class TrainerCore:
             state["rng/cuda"] = torch.cuda.get_rng_state(self._device)
         return state
 
+    def _blank(self, value: Tensor) -> Tensor:
+        """Room on the CPU for what is read from a checkpoint in place of `value`."""
+        return torch.empty_like(value, device="cpu")
+
+    def _held(self, value: Tensor) -> Tensor:
+        """The part of `value` that lives in this process."""
+        return value
+
     def _restore(self, checkpoint: Path) -> None:
         live = self._durable()
-        loaded = {name: torch.empty_like(value, device="cpu") for name, value in live.items()}
+        loaded = {name: self._blank(value) for name, value in live.items()}
         read_checkpoint(checkpoint, loaded)
         tensors = {n: v for n, v in live.items() if n.startswith(("model/", "optimizer/"))}
-        copy_state({name: loaded[name] for name in tensors}, tensors)
+        copy_state(
+            {name: self._held(loaded[name]) for name in tensors},
+            {name: self._held(value) for name, value in tensors.items()},
+        )
         self.version = TrainerVersion(int(loaded["version"]))
         torch.set_rng_state(loaded["rng/cpu"])
         if "rng/cuda" in loaded:
             torch.cuda.set_rng_state(loaded["rng/cuda"], self._device)
 
 
-def _private(value: Tensor) -> Tensor:
+def private_copy(value: Tensor) -> Tensor:
+    """A copy on the CPU that nobody else writes to."""
     return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+
+def _integers() -> defaultdict[str, int]:
+    return defaultdict(int)
 
 
 def _floats() -> defaultdict[str, float]:
@@ -14,10 +19,23 @@ def _floats() -> defaultdict[str, float]:
 class StepSums:
     """Everything a step adds up over its chunks; `count` holds integers, `total` real numbers."""
 
-    count: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    count: dict[str, int] = field(default_factory=_integers)
     total: dict[str, float] = field(default_factory=_floats)
     dlogp_max: float = 0.0
     ratio_max: float = 0.0
+
+    @classmethod
+    def merged(cls, parts: Iterable[StepSums]) -> StepSums:
+        """The sums of several ranks; added in the order given, so that bits do not vary."""
+        result = cls()
+        for part in parts:
+            for name, number in part.count.items():
+                result.count[name] += number
+            for name, value in part.total.items():
+                result.total[name] += value
+            result.dlogp_max = max(result.dlogp_max, part.dlogp_max)
+            result.ratio_max = max(result.ratio_max, part.ratio_max)
+        return result
 
     def metrics(self, *, normaliser: int) -> dict[str, float]:
         """Scalars of the finished step, loss included; every name is always present but `kl`.
