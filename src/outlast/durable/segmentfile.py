@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -23,6 +23,7 @@ from outlast.durable.rowcodec import (
     END_OF_STREAM,
     HEADER,
     BatchSpan,
+    decode_batch,
     decode_segment,
     encode_rows,
 )
@@ -88,6 +89,20 @@ class SegmentFile:
         self._digest.update(data)
         self.size += len(data)
         return self._writer
+
+    def read_rows(self, batch: int, wanted: Mapping[AttemptKey, Place]) -> dict[AttemptKey, Row]:
+        """The rows of `wanted`, which stand in `batch`, verified. Raises CorruptData, DiskError."""
+        span = self.spans[batch]
+        message = self._files.read_at(self.path, offset=span.offset, length=span.length)
+        rows = decode_batch(message, where=str(self.path))
+        found = {key: rows[place.row] for key, place in wanted.items()}
+        for key, place in wanted.items():
+            if found[key].key != key or row_digest(found[key]) != place.digest:
+                raise CorruptData(
+                    f"{self.path}: batch {batch} row {place.row} is not row {key} "
+                    f"with digest {place.digest[:12]}; restart from the last snapshot"
+                )
+        return found
 
     def close(self) -> None:
         """Give the descriptor back. Idempotent."""

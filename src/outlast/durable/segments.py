@@ -22,7 +22,6 @@ from typing import NamedTuple
 from outlast.durable import names
 from outlast.durable.files import Files, LinkRefused, make_directory, write_file
 from outlast.durable.manifest import FileEntry, sha256
-from outlast.durable.rowcodec import decode_batch
 from outlast.durable.segmentfile import (
     INDEX,
     IndexEntry,
@@ -38,7 +37,7 @@ from outlast.durable.segmentfile import (
 )
 from outlast.errors import CorruptData, DiskError, InvariantError
 from outlast.model.ids import AttemptKey, Incarnation
-from outlast.rows import Row, row_digest
+from outlast.rows import Row
 
 BATCH_ROWS = 256
 """Most rows in one record batch; a row is read back by reading its batch."""
@@ -191,24 +190,25 @@ class SegmentStore:
             )
 
     def read(self, key: AttemptKey) -> Row:
-        """A row from its finished segment, verified. Raises CorruptData or DiskError."""
-        with self._lock:
-            return self._read(key)
+        """A row from its segment, verified. Raises CorruptData or DiskError."""
+        return self.read_all([key])[key]
 
-    def _read(self, key: AttemptKey) -> Row:
-        place = self._places.get(key)
-        if place is None:
-            raise InvariantError(f"row {key} is in no segment; it cannot be read back")
-        segment = self._segments[place.segment]
-        span = segment.spans[place.batch]
-        message = self._files.read_at(segment.path, offset=span.offset, length=span.length)
-        row = decode_batch(message, where=str(segment.path))[place.row]
-        if row.key != key or row_digest(row) != place.digest:
-            raise CorruptData(
-                f"{segment.path}: batch {place.batch} row {place.row} is not row {key} "
-                f"with digest {place.digest[:12]}; restart from the last snapshot"
-            )
-        return row
+    def read_all(self, keys: Iterable[AttemptKey]) -> dict[AttemptKey, Row]:
+        """Rows from their segments, verified; each batch is read once. Raises as `read`."""
+        with self._lock:
+            return self._read(keys)
+
+    def _read(self, keys: Iterable[AttemptKey]) -> dict[AttemptKey, Row]:
+        batches: dict[tuple[str, int], dict[AttemptKey, Place]] = {}
+        for key in keys:
+            place = self._places.get(key)
+            if place is None:
+                raise InvariantError(f"row {key} is in no segment; it cannot be read back")
+            batches.setdefault((place.segment, place.batch), {})[key] = place
+        rows: dict[AttemptKey, Row] = {}
+        for (name, batch), wanted in batches.items():
+            rows.update(self._segments[name].read_rows(batch, wanted))
+        return rows
 
     # ------------------------------------------------------------------------- saving
 
@@ -262,7 +262,7 @@ class SegmentStore:
         remaining = iter(sorted(wanted.keys() - {entry.key for entry in rows}))
         while keys := list(islice(remaining, BATCH_ROWS)):
             segment = SegmentFile(self._files, directory / self._next_name())
-            chunk = [self._fetch(key, wanted[key]) for key in keys]
+            chunk = self._fetch({key: wanted[key] for key in keys})
             try:
                 segment.start()
                 segment.append(chunk)
@@ -278,8 +278,9 @@ class SegmentStore:
             directory, sorted(rows, key=lambda e: e.key), segments=segments, private=True
         )
 
-    def _fetch(self, key: AttemptKey, held: Held) -> Row:
-        return held.row if held.row is not None else self._read(key)
+    def _fetch(self, wanted: Mapping[AttemptKey, Held]) -> list[Row]:
+        away = self._read(key for key, held in wanted.items() if held.row is None)
+        return [away[key] if held.row is None else held.row for key, held in wanted.items()]
 
     def _write_index(
         self,
@@ -320,7 +321,7 @@ class SegmentStore:
 
     def _moved(self, key: AttemptKey, wanted: Mapping[AttemptKey, Held]) -> Held:
         held = wanted.get(key)
-        row = held.row if held is not None and held.row is not None else self._read(key)
+        row = held.row if held is not None and held.row is not None else self._read([key])[key]
         return Held(row, self._places[key].digest)
 
     # ------------------------------------------------------------------------- restoring
