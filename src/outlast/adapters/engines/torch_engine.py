@@ -23,12 +23,13 @@ from typing import TypeVar
 
 import torch
 
+from outlast.adapters.engines.refusals import Limits, check_request, tensors_of
 from outlast.adapters.engines.torch_decoder import Decoder, make_decoder
 from outlast.adapters.engines.torch_scheduler import Scheduler, engine_dtype
 from outlast.adapters.role_thread import use_threads
 from outlast.adapters.torch_model import resolve_model_directory
 from outlast.config.schema import GenerationSection
-from outlast.errors import DataFailure, Fenced, InfrastructureFailure, InvariantError, OutlastError
+from outlast.errors import InfrastructureFailure, InvariantError, OutlastError
 from outlast.model.ids import Incarnation, WeightVersion
 from outlast.ports import GenerationRequest, TokenChunk, Weights
 
@@ -158,7 +159,7 @@ class TorchEngine:
         self._by_id: dict[str, int] = {}
         self._fence: Incarnation | None = None
         self._served: WeightVersion | None = None
-        self._limits = (0, 0)  # vocabulary size, longest sequence
+        self._limits = Limits()
 
     @property
     def continues_prefixes(self) -> bool:
@@ -176,7 +177,7 @@ class TorchEngine:
         self._worker.start()
         self._limits = await asyncio.wrap_future(self._worker.call(self._build))
 
-    def _build(self) -> tuple[int, int]:
+    def _build(self) -> Limits:
         decoder = make_decoder(
             self.directory,
             dtype=engine_dtype(self._settings.dtype),
@@ -189,7 +190,7 @@ class TorchEngine:
             deterministic=self._deterministic,
             emit=self._post,
         )
-        return decoder.vocabulary_size, decoder.max_length
+        return Limits(vocabulary=decoder.vocabulary_size, longest=decoder.max_length)
 
     async def close(self) -> None:
         """End the thread. Streams that are still open raise InfrastructureFailure. Idempotent."""
@@ -228,12 +229,7 @@ class TorchEngine:
         await self._call(lambda: self._scheduler().fence(incarnation))
 
     async def update_weights(self, weights: Weights, /) -> WeightVersion:
-        if not isinstance(weights.payload, Mapping):
-            raise InvariantError(
-                f"update_weights {weights.version}: payload is {type(weights.payload).__name__}, "
-                "required a mapping of parameter names to tensors (see TorchTrainer.weights)"
-            )
-        load = partial(self._load, weights.payload, weights.version)
+        load = partial(self._load, tensors_of(weights), weights.version)
         self._served = await self._call(load)
         return self._served
 
@@ -241,32 +237,13 @@ class TorchEngine:
         return self._scheduler().update(payload, version)
 
     def _check(self, request: GenerationRequest) -> None:
-        if self._fence is not None and request.incarnation != self._fence:
-            raise Fenced(
-                f"request {request.id} of incarnation {request.incarnation} refused: the engine is "
-                f"fenced to incarnation {self._fence}; a newer controller owns the run"
-            )
-        if self._served is None:
-            raise InvariantError(
-                f"request {request.id} refused: no weights were loaded; call update_weights first"
-            )
-        if request.id in self._by_id:
-            raise InvariantError(f"request {request.id} refused: the id is still being generated")
-        vocabulary, longest = self._limits
-        prompt = request.prompt_ids
-        for ids in (prompt, prompt[:0] if request.prefix is None else request.prefix.ids):
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-                raise DataFailure(
-                    f"request {request.id}: token ids {int(ids.min())}..{int(ids.max())}, "
-                    f"required within [0, {vocabulary})"
-                )
-        if not len(prompt):
-            raise DataFailure(f"request {request.id}: the prompt has no tokens")
-        if len(prompt) >= longest:
-            raise DataFailure(
-                f"request {request.id}: the prompt has {len(prompt)} tokens, the model holds "
-                f"{longest}: shorten or drop the prompt"
-            )
+        check_request(
+            request,
+            fence=self._fence,
+            served=self._served,
+            running=self._by_id,
+            limits=self._limits,
+        )
 
     async def _call(self, work: Callable[[], R]) -> R:
         return await asyncio.wrap_future(self._alive().call(work))
