@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -14,11 +12,10 @@ import pytest
 
 pytest.importorskip("ray")
 
-from tests.e2e.program import outlast, sets
-
 from outlast.telemetry import events
 from outlast.testing.chaos_child import Child
 from outlast.testing.processes import descendants
+from tests.e2e.program import outlast, sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -29,8 +26,6 @@ PATIENCE_S = 150.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head node; tests add the second one."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(

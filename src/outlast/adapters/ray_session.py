@@ -1,8 +1,8 @@
 """This process's connection to Ray, shared by whatever adapters of a run live there.
 
 The first `acquire` connects, the last `release` disconnects; a cluster that was started for the run
-ends with it. Authentication is on: a cluster of our own gets a random token. Never called on the
-main thread, where Ray would take the SIGTERM handler away from the run (P7).
+ends with it. Authentication is on: a cluster of our own gets a random token. Ray is connected on a
+thread of its own: on the main one it would take the SIGTERM handler away from the run (P7).
 May import: ray (when called), `config`.
 """
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from outlast.config.schema import RaySection
-from outlast.errors import InvariantError, RecipeError
+from outlast.errors import RecipeError
 
 
 class RaySession:
@@ -23,31 +25,54 @@ class RaySession:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
+        self._thread: ThreadPoolExecutor | None = None
+        """Lives as long as the connection: a cluster of our own dies with the thread that started
+        it (Linux tells children of the death of their parent's thread)."""
 
     def acquire(self, settings: RaySection) -> Any:
         """The `ray` module, connected. Blocks for seconds. Raises RecipeError when unreachable."""
-        if threading.current_thread() is threading.main_thread():
-            raise InvariantError("Ray connected on the main thread would take SIGTERM from the run")
-        ray = import_ray()
         with self._lock:
-            if not ray.is_initialized():
-                _connect(ray, settings)
+            ray = import_ray(own_cluster=settings.address is None)
+            if self._users == 0 and not ray.is_initialized():
+                self._connect(ray, settings)
             self._users += 1
         return ray
+
+    def _connect(self, ray: Any, settings: RaySection) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outlast-ray")
+        try:
+            self._thread.submit(_connect, ray, settings).result()
+        except BaseException:
+            self._disconnect()
+            raise
 
     def release(self) -> None:
         """Give one `acquire` back. Blocks while a cluster of our own ends."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                import_ray().shutdown()
+                self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Only from what we connected: a connection that was there before stays."""
+        if self._thread is not None:
+            self._thread.submit(import_ray().shutdown).result()
+            self._thread.shutdown()
+            self._thread = None
 
 
 SESSION = RaySession()
 
 
-def import_ray() -> Any:
-    """Raises RecipeError that names the extra to install."""
+def import_ray(*, own_cluster: bool = False) -> Any:
+    """Raises RecipeError that names the extra to install.
+
+    Ray reads how to authenticate once, when it is imported: a cluster of our own gets a random
+    token, unless somebody has imported Ray before us.
+    """
+    if own_cluster and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         import ray
     except ImportError as error:
@@ -59,9 +84,6 @@ def import_ray() -> Any:
 
 
 def _connect(ray: Any, settings: RaySection) -> None:
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    if settings.address is None:
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         ray.init(
             address="local" if settings.address is None else settings.address,
