@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from outlast.telemetry import events
@@ -110,6 +111,30 @@ def test_steps_follow_each_other_and_replays_were_applied(lives) -> None:
     unknown, otherwise = _found(before, after, _started(), replayed)
     assert "step 7 is replayed, which nobody applied" in unknown
     assert "replays otherwise" in otherwise
+
+
+def test_a_cut_of_mid_replay_stands_for_the_steps_it_has_still_to_replay(tmp_path: Path) -> None:
+    """SIGTERM during a start: the last cut says version 0, and that step 1 is applied."""
+    first = Life(tmp_path)
+    first.admit(4)
+    first.step()
+    first.snapshot()
+    assert look(tmp_path).version == 1
+    second = Life(tmp_path)
+    second.snapshot()
+    before = look(tmp_path)
+    assert before.cut is not None and before.cut.trainer_version == 0
+    restored = msgspec.structs.replace(
+        samples.restored(),
+        sequence=before.sequence,
+        trainer_version=0,
+        steps_to_replay=1,
+        siblings_reused=before.waiting(),
+    )
+    replayed = events.StepReplayed(step=1, seconds=0.1, differences={}, metrics={})
+    books = _books()
+    books.judge(_tape(_started(3), restored, replayed), before=before, after=before)
+    assert books.violations == []
 
 
 def test_what_was_acknowledged_must_stand(lives) -> None:

@@ -39,7 +39,12 @@ class Standing:
 
     @property
     def version(self) -> int:
-        return 0 if self.cut is None else self.cut.trainer_version
+        """Once the steps are replayed that a cut taken during a replay still has before it."""
+        if self.cut is None:
+            return 0
+        return max(
+            (record.step for record in self.cut.applied_steps), default=self.cut.trainer_version
+        )
 
     def sealed(self) -> dict[Slot, str]:
         """Attempt key of every sealed sibling that must not be generated again."""
