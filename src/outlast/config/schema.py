@@ -149,7 +149,7 @@ class GenerationSection(Section):
     health_timeout_s: float = operational(
         60.0, "a probe, a weight update or a restart without an answer for so long", why=BOUND, gt=0
     )
-    weight_transfer: Literal["auto", "in_process", "file", "ray", "broadcast"] = operational(
+    weight_transfer: Literal["auto", "in_process", "file", "ray"] = operational(
         "auto", "how weights reach the engines; auto: by placement", why="the same bytes"
     )
     vllm: dict[str, str | int | float | bool] = operational(
