@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.adapters.models import save_gpt2, save_llama
+from tests.adapters.sharded_ranks import RankPool
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +19,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "untied": save_llama(root / "untied", tied=False, seed=1),
         "gpt2": save_gpt2(root / "gpt2"),
     }
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[RankPool]:
+    """Three processes that play ranks of a sharded trainer."""
+    pool = RankPool(3)
+    yield pool
+    pool.close()

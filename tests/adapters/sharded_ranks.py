@@ -1,4 +1,4 @@
-"""Processes that play the ranks of a sharded trainer, without Ray: started once, used by many tests.
+"""Processes that play the ranks of a sharded trainer, without Ray: started once, used by all tests.
 
 What they run is a function of an importable module, called as ``work(ranks, *arguments)``; it may
 use as many of them as it likes, and what it returns or raises must pickle.
@@ -37,18 +37,20 @@ class RankPool:
         """What `work` returns on each of `size` ranks. Raises what the first failing one raised."""
         ends = self._ends[:size]
         ends[0].send((None, size, 0, work, arguments))
-        meeting = self._heard(ends[0])
+        meeting, _, _ = self._answer(ends[0])
         for rank, end in enumerate(ends[1:], start=1):
             end.send((meeting, size, rank, work, arguments))
-        return [self._heard(end) for end in ends]
+        answers = [self._answer(end) for end in ends]  # of all, before any error is raised
+        for _, error, trace in answers:
+            if error is not None:
+                error.add_note(trace)
+                raise error
+        return [value for value, _, _ in answers]
 
-    def _heard(self, end: Connection) -> Any:
+    def _answer(self, end: Connection) -> tuple[Any, Exception | None, str]:
         assert end.poll(PATIENCE_S), "a rank gave no answer"
-        value, error, trace = end.recv()
-        if error is not None:
-            error.add_note(trace)
-            raise error
-        return value
+        answer: tuple[Any, Exception | None, str] = end.recv()
+        return answer
 
     def close(self) -> None:
         for end in self._ends:
@@ -63,7 +65,7 @@ def _serve(end: Connection) -> None:
     while True:
         try:
             meeting, size, rank, work, arguments = end.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         try:
             end.send((_play(end, meeting, size, rank, work, arguments), None, ""))

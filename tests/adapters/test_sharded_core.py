@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from outlast.adapters.trainers.sharded_group import Ranks
 from outlast.adapters.trainers.sharded_plan import shares
 from outlast.adapters.trainers.torch_core import TrainerCore
 from outlast.config.schema import AlgorithmSection, TrainingSection
+from outlast.errors import InvariantError
 from outlast.model.ids import AttemptKey, Step, TrainerVersion
 from outlast.ports import TrainGroup
 from outlast.rows import Row
@@ -23,13 +25,6 @@ from tests.adapters.models import DictPlane, random_groups
 from tests.adapters.sharded_ranks import RankPool
 
 START = TrainerVersion(0)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    pool = RankPool(3)
-    yield pool
-    pool.close()
 
 
 @dataclass(frozen=True)
@@ -145,3 +140,95 @@ def test_several_steps_stay_with_the_embedded_trainer(
         assert dict(ours) == pytest.approx(dict(theirs), rel=1e-4, abs=1e-6)
     moved = {n: first.weights[n] - expected.weights[n] for n in first.weights}
     assert max(float(delta.abs().max()) for delta in moved.values()) < 1e-5
+
+
+# ---------------------------------------------------------------------------- staying in step
+
+
+def test_all_ranks_get_the_same_bits_twice(pool: RankPool, models: dict[str, Path]) -> None:
+    job = Job(models["llama"], steps=2, chunk=2)
+    first, again = pool(2, sharded, job), pool(2, sharded, job)
+    assert first[0].digest == first[1].digest == again[0].digest
+    assert first[0].metrics == first[1].metrics == again[0].metrics
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_a_rank_without_a_loud_sample_keeps_no_other_waiting(
+    pool: RankPool, models: dict[str, Path], kl: float
+) -> None:
+    """One group of four siblings over three ranks, one of them silent; and no loud one at all."""
+    for job in (
+        Job(models["llama"], groups=1, options={"kl_coef": kl}),
+        Job(models["llama"], silent=True, options={"kl_coef": kl}),
+    ):
+        expected = embedded(job).metrics[0]
+        for outcome in pool(3, _lopsided, job):
+            close = pytest.approx(dict(expected), rel=1e-5, abs=1e-7)
+            assert dict(outcome.metrics[0]) == close
+
+
+def _lopsided(ranks: Ranks, job: Job) -> Outcome:
+    """Rank 0 has everything, the others nothing."""
+    core = ShardedCore(**job.sections(), ranks=ranks)
+    core.load(None, START)
+    plane = DictPlane()
+    core.begin(Step(1))
+    for groups in job.chunks(plane, 1):
+        rows = {} if ranks.rank else plane.rows
+        core.accumulate(groups, rows, abandoned=threading.Event())
+    return Outcome([core.finish().metrics], {}, {}, "")
+
+
+def test_an_abandoned_chunk_ends_on_all_ranks_before_the_same_micro_batch(
+    pool: RankPool, models: dict[str, Path]
+) -> None:
+    """Only one rank hears of it, in the middle; then the step is taken again, undisturbed."""
+    job = Job(models["llama"], options={"micro_batch_size": 1})
+    whole = pool(2, sharded, job)
+    outcomes = pool(2, _abandoned, job)
+    assert {passes for passes, _, _ in outcomes} == {5}
+    for _, unchanged, digest in outcomes:
+        assert unchanged
+        assert digest == whole[0].digest
+
+
+def _abandoned(ranks: Ranks, job: Job) -> tuple[int, bool, str]:
+    core = ShardedCore(**job.sections(), ranks=ranks)
+    core.load(None, START)
+    before, passes, abandoned = core.digest(), 0, threading.Event()
+
+    def count(module: object, arguments: object) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 5 and ranks.rank == 1:
+            abandoned.set()
+
+    hook = core._model.register_forward_pre_hook(count)
+    plane = DictPlane()
+    (groups,) = job.chunks(plane, 1)
+    rows = share_of(plane, groups, ranks)
+    core.begin(Step(1))
+    core.accumulate(groups, rows, abandoned=abandoned)
+    with pytest.raises(InvariantError, match="interrupted"):
+        core.finish()
+    core.abort()
+    seen, unchanged = passes, core.digest() == before
+    hook.remove()
+    core.begin(Step(1))
+    core.accumulate(groups, rows, abandoned=threading.Event())
+    core.finish()
+    return seen, unchanged, core.digest()
+
+
+def test_shares_are_balanced_in_number_and_in_tokens() -> None:
+    rng = np.random.default_rng(0)
+    for count in (0, 1, 5, 64, 129):
+        for ranks in (1, 2, 3, 8):
+            lengths = [int(n) for n in rng.integers(1, 500, count)]
+            parts = shares(lengths, ranks)
+            assert sorted(at for part in parts for at in part) == list(range(count))
+            sizes, loads = [len(p) for p in parts], [sum(lengths[a] for a in p) for p in parts]
+            assert max(sizes) <= -(-count // ranks)
+            assert max(loads) - min(loads) <= max(lengths, default=0)
+            assert parts == shares(lengths, ranks)
+    assert shares([0, 9, 0, 9, 0, 0], 2) == [[0, 1, 4], [2, 3, 5]]

@@ -28,7 +28,7 @@ from outlast.adapters.trainers.torch_batch import (
     samples_of,
     with_advantages,
 )
-from outlast.adapters.trainers.torch_checkpoint import held
+from outlast.adapters.trainers.torch_checkpoint import held, read_checkpoint
 from outlast.adapters.trainers.torch_core import TrainerCore, private_copy
 from outlast.adapters.trainers.torch_metrics import StepSums
 from outlast.config.schema import AlgorithmSection, TrainingSection
@@ -82,7 +82,8 @@ class ShardedCore(TrainerCore):
     ) -> list[Sample]:
         """The siblings of this rank, counted; groups are counted by rank 0."""
         judged = with_advantages(groups, estimator=self._algorithm.advantage)
-        samples = samples_of(judged, rows, only=rows.keys())
+        samples: list[Sample] = []
+        self._ranks.agreed(lambda: samples.extend(samples_of(judged, rows, only=rows.keys())))
         self._count_samples(samples)
         if self._ranks.rank == 0:
             self._count_groups(judged)
@@ -146,6 +147,10 @@ class ShardedCore(TrainerCore):
         if not isinstance(value, DTensor):
             return super()._blank(value)
         return self._like(value, torch.empty_like(value.to_local(), device="cpu"))
+
+    def _read(self, checkpoint: Path, targets: Mapping[str, Tensor]) -> None:
+        """A file that one rank cannot read is refused by all."""
+        self._ranks.agreed(lambda: read_checkpoint(checkpoint, targets))
 
     def _like(self, value: DTensor, local: Tensor) -> DTensor:
         """`local`, on the CPU, as the shard of a tensor distributed as `value` is."""

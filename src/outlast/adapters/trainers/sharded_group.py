@@ -74,6 +74,10 @@ class Ranks:
         """`value` of every rank, in order of ranks. Collective, on the training thread."""
         return gathered(value, group=self._control, size=self.size)
 
+    def agreed(self, work: Callable[[], None]) -> None:
+        """Do `work` on every rank, or raise on all what failed on any. On the training thread."""
+        agreed(work, group=self._control, size=self.size)
+
     def any(self, flag: bool) -> bool:
         """Whether `flag` is set on some rank. Collective, on the training thread."""
         found = torch.tensor([flag], dtype=torch.int32)

@@ -1,11 +1,24 @@
 """Who trains which sibling of a chunk: a pure function of lengths, the same in every life.
 
-May import: nothing of Outlast.
+May import: `ports`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from outlast.ports import TrainGroup
+
+
+def costs(groups: Sequence[TrainGroup], lengths: Sequence[int], *, silent_too: bool) -> list[int]:
+    """What each sibling of `groups` costs to train, given its length: nothing when it is not kept,
+    nor (unless `silent_too`) when the kept rewards of its group are all equal."""
+    result, length = [], iter(lengths)
+    for group in groups:
+        kept = {r for r, keep in zip(group.rewards, group.keep, strict=True) if keep}
+        loud = silent_too or len(kept) > 1
+        result += [next(length) if keep and loud else 0 * next(length) for keep in group.keep]
+    return result
 
 
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:

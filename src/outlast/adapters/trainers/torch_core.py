@@ -325,6 +325,9 @@ class TrainerCore:
         """Room on the CPU for what is read from a checkpoint in place of `value`."""
         return torch.empty_like(value, device="cpu")
 
+    def _read(self, checkpoint: Path, targets: Mapping[str, Tensor]) -> None:
+        read_checkpoint(checkpoint, targets)
+
     def _held(self, value: Tensor) -> Tensor:
         """The part of `value` that lives in this process."""
         return value
@@ -332,7 +335,7 @@ class TrainerCore:
     def _restore(self, checkpoint: Path) -> None:
         live = self._durable()
         loaded = {name: self._blank(value) for name, value in live.items()}
-        read_checkpoint(checkpoint, loaded)
+        self._read(checkpoint, loaded)
         tensors = {n: v for n, v in live.items() if n.startswith(("model/", "optimizer/"))}
         copy_state(
             {name: self._held(loaded[name]) for name in tensors},
