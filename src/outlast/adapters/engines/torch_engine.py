@@ -7,7 +7,8 @@
 The asyncio side never touches a tensor; the thread never touches asyncio except through
 `call_soon_threadsafe`. A failure of the thread reaches every waiting request as
 InfrastructureFailure. Log-probabilities are those of `torch_sampling.sample`: the policy at the
-request's temperature, before top-k and top-p. May import: torch, `ports`, the scheduler.
+request's temperature, before top-k and top-p. May import: torch, `ports`, the scheduler,
+`weight_transfer`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +30,7 @@ from outlast.adapters.engines.torch_decoder import Decoder, make_decoder
 from outlast.adapters.engines.torch_scheduler import Scheduler, engine_dtype
 from outlast.adapters.role_thread import use_threads
 from outlast.adapters.torch_model import resolve_model_directory
+from outlast.adapters.weight_transfer import fetch
 from outlast.config.schema import GenerationSection
 from outlast.errors import InfrastructureFailure, InvariantError, OutlastError
 from outlast.model.ids import Incarnation, WeightVersion
@@ -229,6 +232,9 @@ class TorchEngine:
         await self._call(lambda: self._scheduler().fence(incarnation))
 
     async def update_weights(self, weights: Weights, /) -> WeightVersion:
+        if not isinstance(weights.payload, Mapping):  # published by a trainer in other processes
+            state = await asyncio.to_thread(fetch, weights.payload)
+            weights = replace(weights, payload=state)
         load = partial(self._load, tensors_of(weights), weights.version)
         self._served = await self._call(load)
         return self._served
