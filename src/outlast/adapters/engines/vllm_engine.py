@@ -101,7 +101,7 @@ class VllmEngine:
         stream = Stream(request.id, request.incarnation)
         self._running[request.id] = stream
         try:
-            await self._submit(core, stream, request)
+            await self._submit(request, stream)
             finished = False
             while not finished:
                 chunk = await stream.read()
@@ -111,7 +111,7 @@ class VllmEngine:
             self._running.pop(request.id, None)
             core.drop(stream)
 
-    async def _submit(self, core: VllmCore, stream: Stream, request: GenerationRequest) -> None:
+    async def _submit(self, request: GenerationRequest, stream: Stream) -> None:
         """Give the request to vLLM, unless its prefix is a whole response."""
         sampling, prefix = request.sampling, request.prefix
         done = request.prompt_ids[:0] if prefix is None else prefix.ids
@@ -122,7 +122,7 @@ class VllmEngine:
         elif budget <= 0:
             stream.finish("length")
         else:
-            await core.add(
+            await self._alive().add(
                 stream,
                 context,
                 prefix=len(done),
@@ -162,7 +162,7 @@ class VllmEngine:
             running=self._running,
             limits=self._limits,
         )
-        check_sampling(request.id, request.sampling, self._mode)
+        check_sampling(request, self._mode)
 
     def _alive(self) -> VllmCore:
         if self._closed:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from outlast.config.schema import GenerationSection
 from outlast.errors import InvariantError, RecipeError
-from outlast.ports import SamplingParams
+from outlast.ports import GenerationRequest
 
 WORKER_EXTENSION = "outlast.adapters.engines.vllm_worker.OutlastWorker"
 OWNER = "OUTLAST_ENGINE_OWNER"
@@ -67,15 +67,16 @@ def logprobs_mode(generation: GenerationSection) -> Mode:
     return "raw_logprobs" if cut else "processed_logprobs"
 
 
-def check_sampling(request_id: str, sampling: SamplingParams, mode: Mode) -> None:
+def check_sampling(request: GenerationRequest, mode: Mode) -> None:
     """Refuse a request whose log-probabilities would be others than the port's."""
+    sampling = request.sampling
     temperature = sampling.temperature
     if temperature == 0:
         return
     scaled, cut = temperature != 1, sampling.top_p < 1 or sampling.top_k > 0
     if temperature < TEMPERATURE_MIN or (scaled if mode == "raw_logprobs" else cut):
         raise InvariantError(
-            f"request {request_id} refused: temperature {temperature}, top_p {sampling.top_p}, "
+            f"request {request.id} refused: temperature {temperature}, top_p {sampling.top_p}, "
             f"top_k {sampling.top_k}; this vLLM engine was started for {mode} (see docs/vllm.md); "
             "required: the sampling of the recipe's section generation, or greedy"
         )

@@ -38,7 +38,7 @@ class Stream:
         """Whether nothing more will be accepted."""
         return self._finish is not None or self._failure is not None
 
-    def add(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+    def add(self, ids: Sequence[int], logprobs: Sequence[float], *, version: int) -> None:
         """Append tokens, all decoded by `version`. Ignored after the end."""
         if self.ended:
             return

@@ -30,7 +30,24 @@ class OutlastWorker:
         with opened(source) as tensors:
             # Not model.load_weights: on a CPU the layers hold repacked copies of their weights.
             self.model_runner.reload_weights(weights_iterator=tensors)
+        _repack_tied(self.model_runner.get_model())
         return len(index)
+
+
+def _repack_tied(model: Any) -> None:
+    """Make layers that borrow the weight of another one compute with what was loaded into it.
+
+    A reload skips them, since no tensor bears their name; on a CPU they multiply with a packed
+    copy, which would stay that of the old weights (an output head tied to the embedding).
+    """
+    owners: set[int] = set()
+    for layer in model.modules():
+        weight = layer._parameters.get("weight")
+        if weight is None:
+            continue
+        if id(weight) in owners and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)
+        owners.add(id(weight))
 
 
 def _watch(owner: int) -> None:
