@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from outlast.rows import Row
 from tests.adapters.models import DictPlane, payload_digest, random_groups, save_llama
 from tests.contracts.trainer_contract import START, TrainerContract, TrainerSubject, take_step
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 TRAINING = TrainingSection(
     backend="fsdp2",
@@ -55,10 +55,38 @@ class Rows:
         return [self.rows[key] for key in keys]
 
 
+PARKED: list[list[Any]] = []
+"""Actors that are ranks of nothing at the moment."""
+
+
+class Recycled(ShardedTrainer):
+    """Leaves its actors, when they are well, to the next one: a process that imports torch anew
+    costs seconds."""
+
+    def _make_actors(self) -> list[Any]:
+        return PARKED.pop() if PARKED else super()._make_actors()
+
+    async def close(self) -> None:
+        actors, self._actors = self._actors, None
+        if actors is not None and actors._lost is None:
+            await actors.beside("leave")
+            PARKED.append(list(actors._actors))
+        elif actors is not None:
+            await actors.farewell()
+        await super().close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parked(cluster: None) -> Iterator[None]:
+    """Ends parked actors before their cluster."""
+    yield
+    PARKED.clear()
+
+
 def sharded(
     directory: Path, plane: DictPlane, *, transfer: str = "file", reader: Rows | None = None
 ) -> ShardedTrainer:
-    return ShardedTrainer(
+    return Recycled(
         model_path=str(directory),
         algorithm=AlgorithmSection(),
         training=TRAINING,
@@ -135,15 +163,15 @@ def test_rows_may_come_from_a_reader_in_the_ranks(llama: Path) -> None:
     async def test(trainer: ShardedTrainer, plane: DictPlane) -> None:
         outcomes.append(await take_step(trainer, 1, random_groups(plane, 1)))
 
-    filled, empty = DictPlane(), DictPlane()
+    filled = DictPlane()
     groups = random_groups(filled, 1)
 
     async def without_plane(trainer: ShardedTrainer, plane: DictPlane) -> None:
+        assert not plane.rows
         outcomes.append(await take_step(trainer, 1, groups))
 
     with_trainer(llama, test)
     with_trainer(llama, without_plane, reader=Rows(filled.rows))
-    assert not empty.rows
     assert outcomes[0] == outcomes[1]
 
 
@@ -262,3 +290,23 @@ def test_a_full_disk_is_an_error_of_the_checkpoint_and_training_goes_on(
             await embedded.close()
 
     with_trainer(llama, test)
+
+
+def test_the_real_close_ends_the_ranks_after_the_write_in_flight(
+    llama: Path, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        plane = DictPlane()
+        trainer = sharded(llama, plane)
+        await trainer.start(None, START)
+        processes = await pids(trainer)
+        await take_step(trainer, 1, random_groups(plane, 1))
+        staged = await trainer.stage()
+        write = asyncio.ensure_future(staged.write(tmp_path))
+        await asyncio.sleep(0)
+        write.cancel()
+        await ShardedTrainer.close(trainer)
+        await gone(processes)
+
+    asyncio.run(body())
+    assert (tmp_path / ".metadata").is_file()

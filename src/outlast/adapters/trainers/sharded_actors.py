@@ -32,6 +32,7 @@ class RankActors:
         self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
         self._left: Sequence[Any] = ()
+        self._beside: list[Sequence[Any]] = []
         self._lost: OutlastError | None = None
 
     def __len__(self) -> int:
@@ -67,7 +68,14 @@ class RankActors:
     async def beside(self, method: str, *arguments: object) -> list[Any]:
         """The same call on every rank, beside whatever else runs."""
         calls = self._send(method, [arguments] * len(self), named={})
-        return await self._answers(method, calls)
+        self._beside.append(calls)  # until they are answered, though the caller be cancelled
+        try:
+            values = await self._answers(method, calls)
+        except OutlastError:
+            self._beside.remove(calls)
+            raise
+        self._beside.remove(calls)
+        return values
 
     async def first(self, method: str) -> Any:
         """A call on rank 0 alone."""
@@ -83,8 +91,10 @@ class RankActors:
     async def farewell(self) -> None:
         """Let ranks that are well finish what they write, in bounded time; then end all."""
         try:
-            if self._lost is None:
-                await self.beside("leave")
+            for calls in self._beside:
+                await self._answers("what it writes", calls)
+            calls = self._send("leave", [()] * len(self), named={})
+            await self._answers("leave", calls, limit_s=GRACE_S)
         except OutlastError:
             pass  # they are ended anyway, and whoever used them heard of it
         finally:
@@ -105,20 +115,22 @@ class RankActors:
 
     # ------------------------------------------------------------------------------ answers
 
-    async def _answers(self, what: str, calls: Sequence[Any]) -> list[Any]:
+    async def _answers(
+        self, what: str, calls: Sequence[Any], *, limit_s: float | None = None
+    ) -> list[Any]:
         futures = [asyncio.wrap_future(call.future()) for call in calls]
         for future in futures:
             future.add_done_callback(_seen)
-        await self._settle(futures)
+        await self._settle(futures, limit_s=limit_s or self._timeout_s)
         failure = self._failure(what, futures)
         if failure is not None:
             raise failure
         return [future.result().value for future in futures]
 
-    async def _settle(self, futures: Sequence[asyncio.Future[Any]]) -> None:
+    async def _settle(self, futures: Sequence[asyncio.Future[Any]], *, limit_s: float) -> None:
         """Wait for all; once one failed or the deadline passed, the others get a short grace."""
         loop = asyncio.get_running_loop()
-        until, waiting = loop.time() + self._timeout_s, set(futures)
+        until, waiting = loop.time() + limit_s, set(futures)
         while waiting and (left := until - loop.time()) > 0:
             done, waiting = await asyncio.wait(
                 waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED

@@ -87,13 +87,9 @@ def replying(
 
 
 class TrainerRank:
-    """See the module's docstring."""
+    """See the module's docstring. A rank of nothing until `join`, and again after `leave`."""
 
-    def __init__(self, spec: RankSpec, rank: int) -> None:
-        self._spec = spec
-        self._rank = rank
-        self._thread = RoleThread("outlast-rank", threads=spec.training.threads)
-        self._writer = RoleThread("outlast-checkpoint", threads=1)
+    def __init__(self) -> None:
         self._store: object = None
         self._transfer: WeightTransfer | None = None
         self._rows: dict[AttemptKey, Row] = {}
@@ -107,21 +103,23 @@ class TrainerRank:
         """Rank 0 only: open the place where all ranks meet."""
         import ray
 
-        self._store, meeting = await self._thread(open_store, ray.util.get_node_ip_address())
+        address = ray.util.get_node_ip_address()
+        self._store, meeting = await asyncio.to_thread(open_store, address)
         return meeting
 
     @replying
-    async def load(
-        self, meeting: Meeting, checkpoint: Path | None, *, version: TrainerVersion
-    ) -> None:
-        """Join the others and load the model, and the checkpoint over it."""
-        await self._thread(self._load, meeting, checkpoint, version=version)
+    async def join(self, spec: RankSpec, rank: int, *, meeting: Meeting) -> None:
+        """Become one of the ranks; returns when all have come."""
+        self._spec = spec
+        self._thread = RoleThread("outlast-rank", threads=spec.training.threads)
+        self._writer = RoleThread("outlast-checkpoint", threads=1)
+        await self._thread(self._join, rank, meeting)
 
-    def _load(self, meeting: Meeting, checkpoint: Path | None, *, version: TrainerVersion) -> None:
+    def _join(self, rank: int, meeting: Meeting) -> None:
         spec, training = self._spec, self._spec.training
         self._ranks = Ranks(
             meeting,
-            rank=self._rank,
+            rank=rank,
             size=training.world_size,
             device=training.device,
             timeout_s=training.timeout_s,
@@ -134,9 +132,12 @@ class TrainerRank:
             deterministic=spec.deterministic,
             ranks=self._ranks,
         )
-        self._core.load(checkpoint, version)
-        if self._rank == 0:
+        if rank == 0:
             self._transfer = make_transfer(spec.transfer)
+
+    @replying
+    async def load(self, checkpoint: Path | None, version: TrainerVersion) -> None:
+        await self._thread(self._core.load, checkpoint, version)
 
     @replying
     async def pid(self) -> int:
@@ -145,10 +146,19 @@ class TrainerRank:
 
     @replying
     async def leave(self) -> None:
-        """Finish a write in flight and remove what was published; the process is killed next."""
+        """Finish a write in flight, remove what was published, and part from the others."""
         await self._writer.close()
-        if self._transfer is not None:
-            await asyncio.to_thread(self._transfer.close)
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            await asyncio.to_thread(transfer.close)
+        await self._thread(self._part)
+        await self._thread.close()
+
+    def _part(self) -> None:
+        self._ranks.leave()
+        del self._core, self._ranks
+        self._store = None
+        self._rows, self._staged, self._abandoned = {}, {}, {}
 
     # --------------------------------------------------------------------------------- step
 
@@ -196,7 +206,7 @@ class TrainerRank:
         if not keys:
             return {}
         if self._spec.reader is None:
-            raise InvariantError(f"rank {self._rank} got keys, but no reader of rows")
+            raise InvariantError(f"rank {self._ranks.rank} got keys, but no reader of rows")
         return dict(zip(keys, self._spec.reader.fetch(keys), strict=True))
 
     async def interrupt(self, number: int) -> None:

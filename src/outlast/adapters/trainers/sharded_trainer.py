@@ -98,16 +98,21 @@ class ShardedTrainer:
         self._actors = RankActors(
             self._ray, await asyncio.to_thread(self._make_actors), timeout_s=timeout_s
         )
-        meeting = await self._actors.first("meet")
+        await self._join(self._actors)
         where = None if checkpoint is None else _anywhere(checkpoint)
-        await self._actors.ordered("load", meeting, where, version=version)
+        await self._actors.ordered("load", where, version)
 
     def _make_actors(self) -> list[Any]:
         training = self._spec.training
         cuda = training.device.startswith("cuda")
         remote = self._ray.remote(TrainerRank).options(num_cpus=0, num_gpus=int(cuda))
-        spec = self._ray.put(self._spec)
-        return [remote.remote(spec, rank) for rank in range(training.world_size)]
+        return [remote.remote() for _ in range(training.world_size)]
+
+    async def _join(self, actors: RankActors) -> None:
+        meeting = await actors.first("meet")
+        spec = await asyncio.to_thread(self._ray.put, self._spec)
+        arguments = [(spec, rank) for rank in range(len(actors))]
+        await actors.dealt("join", arguments, meeting=meeting)
 
     async def close(self) -> None:
         """End all ranks; a write in flight is finished first."""
