@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +17,9 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("transfer_queue")
 
+from outlast.adapters.planes import queue_rows
 from outlast.adapters.planes.memory import MemoryPlane
+from outlast.adapters.planes.queue_cluster import QueueCluster
 from outlast.adapters.planes.queue_rows import REPLACED_MAX
 from outlast.adapters.planes.segmented import SegmentedPlane
 from outlast.adapters.planes.transfer_queue import TransferQueuePlane
@@ -32,8 +35,6 @@ from tests.contracts.plane_contract import check_plane, keys_of, make_row, store
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 RAY = RaySection()
-NOTICED_S = 10.0
-"""A death is noticed about a second after it; then processes start and import for a few more."""
 FILES = PosixFiles()
 
 
@@ -88,9 +89,32 @@ def planes(tmp_path: Path, offload: ThreadOffload) -> Planes:
     return Planes(tmp_path, offload)
 
 
-def test_contract(planes: Planes) -> None:
+class Shared(QueueCluster):
+    """The same actors for every queue, a partition for each: processes take seconds to start."""
+
+    first: QueueCluster | None = None
+    numbers = count(1)
+
+    def __init__(self, ray: Any, *, name: str, partition: str, units: int) -> None:
+        if Shared.first is None:
+            Shared.first = QueueCluster(ray, name=name, partition=partition, units=units)
+        self.actors = Shared.first.actors
+        self.address = replace(Shared.first.address, partition=f"{partition}_{next(self.numbers)}")
+
+    def announce(self) -> None:
+        """No reader looks for it."""
+
+    def close(self) -> None:
+        """Others use it."""
+
+
+def test_contract(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_rows, "QueueCluster", Shared)
     asyncio.run(check_plane(planes.queue, FILES, planes.root))
     assert planes.warnings == []
+    assert Shared.first is not None and next(Shared.numbers) > 10, "the queue was never started"
+    Shared.first.close()
+    Shared.first = None
 
 
 # --- deaths ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import msgspec
 from outlast.durable.encoding import encode_array, encode_object
 from outlast.durable.files import Bytes, Files, Writer
 from outlast.durable.manifest import FileEntry, decode, require_format
+from outlast.durable.native import is_native, refuse_native
 from outlast.durable.packing import pack, unpack
 from outlast.durable.rowcodec import (
     END_OF_STREAM,
@@ -176,13 +177,16 @@ class SavedRows:
 def read_saved(files: Files, directory: PurePosixPath) -> SavedRows:
     """Read and verify a directory that `SegmentStore.save` wrote.
 
-    Raises CorruptData for any mismatch, UnsupportedFormat for another format, DiskError.
+    Raises CorruptData for any mismatch, UnsupportedFormat for another format or a foreign
+    checkpoint, DiskError.
     """
     where = str(directory / INDEX)
     try:
         data = unpack(files.read(directory / INDEX), where=where)
         index = decode(data, SegmentIndex, where=where)
     except FileNotFoundError as error:
+        if is_native(files, directory):
+            raise refuse_native(directory) from error
         raise CorruptData(f"{where} is missing") from error
     require_format(index.format, where=where)
     by_segment: dict[str, list[IndexEntry]] = {entry.name: [] for entry in index.segments}

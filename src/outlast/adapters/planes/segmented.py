@@ -175,8 +175,8 @@ class SegmentedPlane:
         return freed
 
     async def inventory(self) -> dict[AttemptKey, Held]:
-        """Every acknowledged row, resident: what a `LiveRows` that was lost is filled from."""
-        held = dict(self._held)
+        """Every row that is held or kept, resident: what a lost `LiveRows` is filled from."""
+        held = {**self._kept, **self._held}
         away = [key for key, item in held.items() if item.row is None]
         found = await self._offload(self._store.read_all, away) if away else {}
         return {key: Held(found.get(key, item.row), item.digest) for key, item in held.items()}
@@ -255,12 +255,15 @@ class SegmentedPlane:
                 self._held[key] = Held(row, bare[key].digest)
 
     async def load(self, directory: Path, keys: frozenset[AttemptKey], /) -> None:
-        if self._held or self._arriving:
-            raise InvariantError(f"load of {directory} into a plane that holds rows already")
+        self._expect_empty(directory)
         rows = await self._offload(self._store.load, PurePosixPath(directory), keys)
         if self._live is not None and rows:
             await self._live.store(rows)
         self._acknowledge(rows)
+
+    def _expect_empty(self, directory: Path) -> None:
+        if self._held or self._arriving:
+            raise InvariantError(f"load of {directory} into a plane that holds rows already")
 
     async def adopt(self) -> None:
         """Rebuild ``segments/`` now rather than at the first put. Only after adoption (A6)."""
