@@ -155,6 +155,24 @@ def test_new_weights_serve_new_requests_from_the_first_token(running: Running) -
     running.runner.run(work())
 
 
+def test_more_prompt_tokens_than_one_step_takes(running: Running) -> None:
+    """A seeded request whose prompt was split over two steps killed vLLM's worker on a CPU."""
+
+    async def work() -> None:
+        await running.update()
+        prompts = [np.asarray([2 + (n * k) % 16 for k in range(700)], np.int32) for n in range(8)]
+        asked = [
+            replace(request(f"p{number}", tokens=5, seed=number), prompt_ids=prompt)
+            for number, prompt in enumerate(prompts)
+        ]
+        responses = await asyncio.gather(*(respond(running.engine, one) for one in asked))
+        for one, response in zip(asked, responses, strict=True):
+            expected = running.logprobs(one, response, running.state)
+            np.testing.assert_allclose(response.logprobs, expected, atol=2e-3)
+
+    running.runner.run(work())
+
+
 def test_a_prefix_is_continued_as_if_it_had_been_decoded(running: Running) -> None:
     async def work() -> None:
         await running.update()

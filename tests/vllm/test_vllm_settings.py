@@ -92,6 +92,16 @@ def test_further_arguments_reach_vllm_and_win_over_defaults() -> None:
     assert (arguments["dtype"], arguments["max_num_seqs"]) == ("float32", 256)
 
 
+def test_prompts_are_prefilled_whole_on_a_cpu() -> None:
+    assert (
+        engine_arguments(Path("m"), _generation(), device="cpu")["enable_chunked_prefill"] is False
+    )
+    assert "enable_chunked_prefill" not in engine_arguments(Path("m"), _generation(), device="cuda")
+    asked = _generation(vllm={"enable_chunked_prefill": True})
+    with pytest.raises(RecipeError, match="enable_chunked_prefill"):
+        engine_arguments(Path("m"), asked, device="cpu")
+
+
 def test_unknown_arguments_are_refused_with_the_nearest() -> None:
     with pytest.raises(RecipeError, match="did you mean max_model_len"):
         check_names({"max_modle_len": 1}, frozenset({"max_model_len", "dtype"}))

@@ -103,8 +103,15 @@ def engine_arguments(
         "generation_config": "vllm",
         "load_format": "safetensors",
         "disable_log_stats": True,
-        "enforce_eager": device == "cpu",
     }
+    if device == "cpu":
+        if generation.vllm.get("enable_chunked_prefill"):
+            raise RecipeError(
+                "generation.vllm.enable_chunked_prefill: on a CPU vLLM's worker dies of a prompt in "
+                "parts whose request has a seed (its generator has no offset to set back); "
+                "required: leave it out"
+            )
+        arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
     return arguments | generation.vllm
 
 
