@@ -107,9 +107,10 @@ crash: $(STAMPS)/dev ## crash-point enumeration of everything that touches the d
 sim: $(STAMPS)/dev ## deterministic simulation of the whole controller, longer than in CI
 	$(PY) -m outlast.testing.simulate $(ARGS)
 
-chaos: $(STAMPS)/dev ## kill -9, SIGTERM, SIGSTOP, full disks and power cuts (root) against the real program
+chaos: $(STAMPS)/cluster ## kill -9, SIGTERM, SIGSTOP, full disks and power cuts (root) against the real program
 	$(PY) -m outlast.testing.chaos $(ARGS)
 	$(PY) -m outlast.testing.token_kills
+	$(PY) -m outlast.testing.role_kills
 
 bench: $(STAMPS)/cluster ## ratios measured side by side in one run (ARGS="--only cut,goodput" or "--quick")
 	$(PY) -m outlast.testing.bench $(ARGS)
