@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from outlast.adapters.engines.ray_actor import Batch, EngineActor, EngineSpec, Item
 from outlast.adapters.ray_session import SESSION
+from outlast.adapters.ray_signals import take_signals_back
 from outlast.config.schema import GenerationSection, RaySection
 from outlast.errors import InfrastructureFailure, InvariantError, OutlastError
 from outlast.model.ids import Incarnation, WeightVersion
@@ -72,6 +73,7 @@ class RayEngine:
         if self._ray is not None:
             raise InvariantError("RayEngine.start: already started; one start per engine")
         self._ray = await asyncio.to_thread(SESSION.acquire, self._settings)
+        take_signals_back()
         remote = self._ray.remote(EngineActor).options(
             num_cpus=0,
             num_gpus=1 if self._spec.device.startswith("cuda") else 0,

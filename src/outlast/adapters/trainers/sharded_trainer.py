@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from outlast.adapters.ray_session import SESSION
+from outlast.adapters.ray_signals import take_signals_back
 from outlast.adapters.torch_model import resolve_model_directory
 from outlast.adapters.trainers.sharded_actors import RankActors
 from outlast.adapters.trainers.sharded_plan import costs, shares
@@ -94,6 +95,7 @@ class ShardedTrainer:
         if self._ray is not None:
             raise InvariantError("ShardedTrainer.start: already started; one start per trainer")
         self._ray = await asyncio.to_thread(SESSION.acquire, self._ray_settings)
+        take_signals_back()
         timeout_s = self._spec.training.timeout_s
         self._actors = RankActors(
             self._ray, await asyncio.to_thread(self._make_actors), timeout_s=timeout_s
