@@ -161,8 +161,10 @@ def test_processes_of_the_engine_end_with_their_owner(tmp_path: Path, moment: st
     finally:
         owner.kill()
         owner.wait()
+        if owner.stdout is not None:
+            owner.stdout.close()
     known = set(children)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 60
     while any(map(_alive, known)):
         for pid in list(known):
             known |= _descendants(pid)

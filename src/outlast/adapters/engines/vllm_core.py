@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
+from outlast.adapters.engines.vllm_owner import Owner
 from outlast.adapters.engines.vllm_settings import (
     check_names,
     child_environment,
@@ -65,7 +66,9 @@ def launch(directory: Path, generation: GenerationSection, *, device: str) -> An
     check_names(arguments, known)
     try:
         with child_environment(threads=generation.threads, device=device):
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            config = AsyncEngineArgs(**arguments).create_engine_config()
+            config.outlast_owner = Owner.this()  # pickled along: each process then watches us
+            return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
     except OutlastError:
         raise
     except Exception as error:  # boundary: vllm-start
@@ -128,9 +131,9 @@ class VllmCore:
             output_kind=RequestOutputKind.DELTA,
         )
         async with self._swap:  # not between two versions: the salt names one of them
-            await self._send(stream, context, params)
+            await self._send(stream, context, params=params)
 
-    async def _send(self, stream: Stream, context: Int32, params: Any) -> None:
+    async def _send(self, stream: Stream, context: Int32, *, params: Any) -> None:
         from vllm.inputs import tokens_input
 
         # Blocks cached under other weights must not serve this request: vLLM's reset of its prefix

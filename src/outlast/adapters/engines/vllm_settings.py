@@ -18,9 +18,8 @@ from outlast.errors import InvariantError, RecipeError
 from outlast.ports import GenerationRequest
 
 WORKER_EXTENSION = "outlast.adapters.engines.vllm_worker.OutlastWorker"
-OWNER = "OUTLAST_ENGINE_OWNER"
-"""The process whose death ends vLLM's processes: its pid, in their environment."""
 
+THREADS = "OMP_NUM_THREADS"
 OWNED = {
     "model": "model.path",
     "tokenizer": "model.path",
@@ -107,8 +106,8 @@ def engine_arguments(
     if device == "cpu":
         if generation.vllm.get("enable_chunked_prefill"):
             raise RecipeError(
-                "generation.vllm.enable_chunked_prefill: on a CPU vLLM's worker dies of a prompt in "
-                "parts whose request has a seed (its generator has no offset to set back); "
+                "generation.vllm.enable_chunked_prefill: on a CPU vLLM's worker dies of a prompt "
+                "in parts whose request has a seed (its generator has no offset to set back); "
                 "required: leave it out"
             )
         arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
@@ -152,17 +151,13 @@ def prepare_environment(*, device: str) -> None:
 
 @contextmanager
 def child_environment(*, threads: int, device: str) -> Iterator[None]:
-    """While vLLM starts its processes: who owns them, and how many threads they take."""
-    values = {OWNER: str(os.getpid())}
+    """While vLLM starts its processes: how many threads of a CPU they take."""
+    before = os.environ.get(THREADS)
     if device == "cpu":
-        values["OMP_NUM_THREADS"] = str(threads)
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+        os.environ[THREADS] = str(threads)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.pop(THREADS, None)
+        if before is not None:
+            os.environ[THREADS] = before
