@@ -180,9 +180,10 @@ class TrainerRank:
     @replying
     async def accumulate(
         self,
-        number: int,
         groups: Sequence[TrainGroup],
         share: Sequence[Row] | Sequence[AttemptKey],
+        *,
+        number: int,
     ) -> None:
         """Add the gradients of a chunk; `share` are the rows of this rank, or their keys."""
         abandoned = self._abandoned.setdefault(number, threading.Event())

@@ -141,8 +141,8 @@ class ShardedTrainer:
         number = next(self._numbers)
         try:
             dealt = await self._dealt(groups)
-            arguments = [(number, groups, share) for share in dealt]
-            await self._ranks.dealt("accumulate", arguments)
+            arguments = [(groups, share) for share in dealt]
+            await self._ranks.dealt("accumulate", arguments, number=number)
         except asyncio.CancelledError:
             self._interrupted = True
             self._ranks.tell("interrupt", number)
