@@ -29,7 +29,11 @@ def in_this_process(recipe: Recipe) -> Recipe:
     )
 
 
-def make_engine(recipe: Recipe) -> GenerationEngine:
+def unheard(_: str) -> None:
+    """For tools that have nobody to warn."""
+
+
+def make_engine(recipe: Recipe, *, warn: Warn = unheard) -> GenerationEngine:
     """One engine in this process, or a pool. Raises RecipeError."""
     generation = recipe.generation
     if generation.placement == "embedded" and generation.num_engines == 1:
@@ -48,6 +52,7 @@ def make_engine(recipe: Recipe) -> GenerationEngine:
         health_interval_s=generation.health_interval_s,
         health_timeout_s=generation.health_timeout_s,
         transfer=make_transfer(weight_transfer(recipe)),
+        on_warning=warn,
     )
 
 
@@ -93,7 +98,12 @@ def _ray_engine(recipe: Recipe) -> GenerationEngine:
 
 
 def make_plane(
-    recipe: Recipe, place: StorePlace, incarnation: Incarnation, *, world: World, warn: Warn
+    recipe: Recipe,
+    place: StorePlace,
+    *,
+    incarnation: Incarnation,
+    world: World,
+    warn: Warn = unheard,
 ) -> DataPlane:
     """The data plane of a recipe; touches no disk until something is put or saved."""
     segments = RunPaths(place.run_dir).segments

@@ -122,12 +122,8 @@ def reading_trainer(recipe: Recipe, run_dir: PurePosixPath, *, world: World) -> 
     from outlast.cli.factories import in_this_process, make_plane, make_trainer
 
     recipe, place = in_this_process(recipe), StorePlace(files=FILES, run_dir=run_dir)
-    plane = make_plane(recipe, place, READER, world=world, warn=_unheard)
+    plane = make_plane(recipe, place, incarnation=READER, world=world)
     return make_trainer(recipe, plane)
-
-
-def _unheard(_: str) -> None:
-    """An empty plane has nothing to warn of."""
 
 
 async def load_weights(trainer: Trainer, state: TrainerState) -> Weights:

@@ -133,16 +133,16 @@ def parts_of(recipe: Recipe) -> Parts:
 
 def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus) -> Controller:
     recipe = loaded.recipe
-    engine, parts = make_engine(recipe), parts_of(recipe)
+
+    def warn(message: str) -> None:
+        bus.emit(Warned(message=message))
+
+    engine, parts = make_engine(recipe, warn=warn), parts_of(recipe)
     _require_level(_level(recipe), engine)
     held_out = None
     if recipe.validation.enabled:
         held_out = build_prompts(recipe.dataset, held_out=True, size=recipe.validation.size)
     place = StorePlace(files=PosixFiles(), run_dir=PurePosixPath(launch.run_dir.absolute()))
-
-    def warn(message: str) -> None:
-        bus.emit(Warned(message=message))
-
     return Controller(
         world=world,
         bus=bus,
@@ -154,7 +154,7 @@ def _controller(loaded: LoadedRecipe, launch: Launch, *, world: World, bus: Bus)
             prompts=parts.prompts,
             held_out=held_out,
             make_plane=lambda incarnation: make_plane(
-                recipe, place, incarnation, world=world, warn=warn
+                recipe, place, incarnation=incarnation, world=world, warn=warn
             ),
             make_trainer=lambda plane: make_trainer(recipe, plane),
         ),

@@ -89,14 +89,14 @@ def run_role_kills(campaign: RoleCampaign, directory: Path) -> RoleVerdict:
     verdict, rng = RoleVerdict(), random.Random(campaign.seed)
     while len(verdict.deaths) < campaign.kills and not verdict.violations:
         verdict.lives += 1
-        with _life(campaign, directory, verdict.lives, steps=1_000_000) as child:
+        with _life(campaign, directory, number=verdict.lives, steps=1_000_000) as child:
             _strike_on(child, campaign, verdict=verdict, rng=rng)
     if not verdict.violations:
         _finish(campaign, directory, verdict=verdict)
     return verdict
 
 
-def _life(campaign: RoleCampaign, directory: Path, number: int, *, steps: int) -> Child:
+def _life(campaign: RoleCampaign, directory: Path, *, number: int, steps: int) -> Child:
     chosen = (*campaign.overrides, f"algorithm.max_num_steps={steps}")
     options = [part for override in chosen for part in ("--set", override)]
     recipe = [campaign.recipe] if campaign.recipe else []
@@ -169,7 +169,7 @@ def _finish(campaign: RoleCampaign, directory: Path, *, verdict: RoleVerdict) ->
     status = _asked("status", run)
     target = int(str(status["trainer_version"])) + 2
     verdict.lives += 1
-    with _life(campaign, directory, verdict.lives, steps=target) as child:
+    with _life(campaign, directory, number=verdict.lives, steps=target) as child:
         if not child.wait(START_MAX_S + END_MAX_S) or child.returncode != 0:
             verdict.violations.append(f"the last life: {child.returncode}: {child.last_words()}")
     verdict.audit = _asked("audit", run)

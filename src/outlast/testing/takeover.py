@@ -22,7 +22,7 @@ from outlast.testing.world import Marks
 class Replaced:
     """A life that another one has taken over from."""
 
-    def __init__(self, life: SimLife, disk: CrashDisk, marks: Marks) -> None:
+    def __init__(self, life: SimLife, disk: CrashDisk, *, marks: Marks) -> None:
         self._life = life
         self._marks = marks
         self.disk = disk
@@ -46,7 +46,7 @@ class Replaced:
 
 def take_over(sim: Simulation) -> Replaced:
     """The life of `sim` stands still from now on, and a new one begins on the same disk."""
-    replaced = Replaced(sim.leave_behind(), sim.disk, sim.marks)
+    replaced = Replaced(sim.leave_behind(), sim.disk, marks=sim.marks)
     sim.disk.unlock_all()
     sim.resume()
     return replaced

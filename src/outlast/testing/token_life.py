@@ -190,8 +190,8 @@ def live(model: Path, run_dir: Path, *, log: Path, seed: int, fate: Fate) -> Non
     gate = _Gate(fate, writer)
     make_engine, make_plane = factories.make_engine, factories.make_plane
 
-    def engine(recipe: Recipe) -> Any:
-        return _WatchedEngine(make_engine(recipe), writer, gate=gate)
+    def engine(recipe: Recipe, **kw: Any) -> Any:
+        return _WatchedEngine(make_engine(recipe, **kw), writer, gate=gate)
 
     def plane(*args: Any, **kw: Any) -> Any:
         return _WatchedPlane(make_plane(*args, **kw), writer)
