@@ -18,6 +18,7 @@ from outlast.adapters.planes.queue_client import QueueClient, import_transfer_qu
 from outlast.adapters.planes.queue_cluster import QueueCluster
 from outlast.adapters.planes.queue_columns import QueueFault
 from outlast.adapters.ray_session import SESSION
+from outlast.adapters.ray_signals import take_signals_back
 from outlast.config.schema import DataPlaneSection, RaySection
 from outlast.durable.segments import Held
 from outlast.errors import OutlastError
@@ -149,6 +150,7 @@ class QueueRows:
             self._buried.pop()
         self._generation += 1
         queue = await self._offload(self._open, self._generation)
+        take_signals_back()
         try:
             queue.lost = asyncio.get_running_loop().create_future()
             rows = await self._inventory()
