@@ -117,15 +117,16 @@ class FileTransfer:
 
     def publish(self, state: State, version: WeightVersion, /) -> WeightFile:
         """Raises InfrastructureFailure when there is no room."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         name = f"{version.incarnation}_{version.version}_{secrets.token_hex(4)}.safetensors"
         path = Path(self._directory.name) / name
         try:
-            save_file({key: value.contiguous() for key, value in state.items()}, path)
+            save_file(_apart(state), path)
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             path.unlink(missing_ok=True)
             raise InfrastructureFailure(f"weights {version} into {path}: {error}") from error
         self._files.append(path)
@@ -135,6 +136,18 @@ class FileTransfer:
 
     def close(self) -> None:
         self._directory.cleanup()
+
+
+def _apart(state: State) -> dict[str, Tensor]:
+    """Contiguous, and none sharing memory with another, which the format refuses (tied weights)."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in state.items():
+        value = tensor.detach().contiguous()
+        place = value.untyped_storage().data_ptr()
+        apart[name] = value.clone() if place in seen else value
+        seen.add(place)
+    return apart
 
 
 def _prefix(pid: int) -> str:
