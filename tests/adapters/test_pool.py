@@ -12,7 +12,7 @@ import pytest
 
 from outlast.adapters.engines.pool import EnginePool
 from outlast.adapters.weight_transfer import make_transfer
-from outlast.errors import InfrastructureFailure, StallAbort
+from outlast.errors import InfrastructureFailure, InvariantError, RecipeError, StallAbort
 from outlast.model.ids import Incarnation, TrainerVersion, WeightVersion
 from outlast.ports import GenerationRequest, SamplingParams, TokenChunk, Weights
 from outlast.testing.fake_engine import FakeEngine
@@ -27,7 +27,7 @@ class Mortal(FakeEngine):
 
     def __init__(self, *, pings: bool = True) -> None:
         super().__init__(seed=3)
-        self.dead = self.hung = self.fails_updates = False
+        self.dead = self.hung = self.fails_updates = self.refused = False
         self.updates: list[int] = []
         if not pings:
             self.ping = None  # type: ignore[assignment, method-assign]
@@ -42,6 +42,8 @@ class Mortal(FakeEngine):
             raise InfrastructureFailure("killed")
 
     async def start(self) -> None:
+        if self.refused:
+            raise RecipeError("the model's disk is not mounted")
         self._expect_life()
         await asyncio.sleep(0.5)
         await super().start()
@@ -68,7 +70,7 @@ class Crew:
 
     def __init__(self, count: int, *, min_healthy: int = 1, pings: bool = True) -> None:
         self.made: list[Mortal] = []
-        self.stillborn = False
+        self.stillborn = self.refused = False
         self.warnings: list[str] = []
         self._pings = pings
         self.pool = EnginePool(
@@ -83,7 +85,7 @@ class Crew:
 
     def _make(self, number: int) -> Mortal:
         engine = Mortal(pings=self._pings)
-        engine.dead = self.stillborn
+        engine.dead, engine.refused = self.stillborn, self.refused
         self.made.append(engine)
         return engine
 
@@ -267,6 +269,42 @@ def test_an_abort_reaches_a_request_that_waits_for_an_engine() -> None:
         await asyncio.sleep(3)
         await crew.pool.abort("r1")
         assert (await work).finish == "aborted"
+        await crew.pool.close()
+
+    drive(scenario())
+
+
+def test_a_bug_in_an_engine_reaches_the_consumer_and_hangs_nobody() -> None:
+    async def scenario() -> None:
+        crew = Crew(2)
+        await crew.begin()
+        for engine in crew.made:
+            engine.generate = buggy  # type: ignore[method-assign]
+        with pytest.raises(InvariantError, match=r"r1.*no such tensor") as end:
+            await asyncio.wait_for(respond(crew.pool, request(1)), 60)
+        assert isinstance(end.value.__cause__, KeyError)
+        assert crew.pool.healthy == 2
+        await crew.pool.close()
+
+    async def buggy(asked: GenerationRequest, /) -> AsyncIterator[TokenChunk]:
+        if asked.id:
+            raise KeyError("no such tensor")
+        yield TokenChunk(asked.prompt_ids, np.zeros(0, np.float32), asked.prompt_ids)
+
+    drive(scenario())
+
+
+def test_a_member_that_is_refused_at_its_restart_is_tried_again() -> None:
+    async def scenario() -> None:
+        crew = Crew(2)
+        await crew.begin()
+        crew.refused, crew.made[0].dead = True, True
+        await respond(crew.pool, request(1))
+        await asyncio.sleep(5)
+        assert crew.pool.healthy == 1 and any("not mounted" in told for told in crew.warnings)
+        crew.refused = False
+        await asyncio.sleep(40)
+        assert crew.pool.healthy == 2
         await crew.pool.close()
 
     drive(scenario())

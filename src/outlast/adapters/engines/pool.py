@@ -219,6 +219,10 @@ async def _relay(engine: GenerationEngine, request: GenerationRequest, *, into: 
         into.put_nowait(InfrastructureFailure(f"the stream of {request.id} broke off"))
     except OutlastError as error:
         into.put_nowait(error)
+    except Exception as error:  # boundary: pool-relay, whose consumer would wait for ever
+        bug = InvariantError(f"the engine failed at request {request.id}: {error!r}")
+        bug.__cause__ = error
+        into.put_nowait(bug)
 
 
 def _continued(request: GenerationRequest, got: Sequence[TokenChunk]) -> GenerationRequest:

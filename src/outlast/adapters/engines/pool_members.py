@@ -273,7 +273,7 @@ class Members:
         try:
             await self.bounded(engine.start(), f"restart of engine {place.number}")
             await self._rejoin(place, engine)
-        except LOST as error:
+        except (OutlastError, *LOST) as error:  # a refusal too: the other members go on
             self._warn(f"engine {place.number} did not come back: {error}")
         finally:
             if place.engine is not engine:
