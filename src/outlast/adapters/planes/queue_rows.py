@@ -55,10 +55,11 @@ class Queue:
             waits.add(self.lost)
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if call.done():
+            if call.done() and not call.cancelled():
                 return call.result()
-            assert self.lost is not None
-            raise QueueFault(self.lost.result())
+            # A client that is closed cancels its calls: that is a loss, never our caller's end.
+            known = self.lost is not None and self.lost.done()
+            raise QueueFault(self.lost.result() if self.lost and known else "its client is closed")
         finally:
             call.cancel()
 
