@@ -25,6 +25,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outlast.adapters.ray_session import SESSION
+from outlast.config.schema import RaySection
 from outlast.errors import InfrastructureFailure, InvariantError, RecipeError
 from outlast.model.ids import WeightVersion
 
@@ -183,14 +185,15 @@ def _fetch_file(payload: WeightFile) -> State:
 
 class RayTransfer:
     """One object per version; Ray copies it to each node once, and forgets it with the last
-    reference."""
+    reference. Holds the connection that whoever fetches has made: without it, the loss of all
+    engines at once would end the session, and with it the weights that new ones need."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
+        self._ray: Any = None
 
     def publish(self, state: State, version: WeightVersion, /) -> WeightObject:
-        import ray
-
+        ray = self._ray = self._ray or SESSION.acquire(RaySection())
         arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         reference = ray.put(arrays)
         self._kept = [*self._kept[-(KEPT - 1) :], reference]
@@ -198,6 +201,9 @@ class RayTransfer:
 
     def close(self) -> None:
         self._kept.clear()
+        if self._ray is not None:
+            self._ray = None
+            SESSION.release()
 
 
 def _fetch_object(payload: WeightObject) -> State:
