@@ -29,6 +29,7 @@ class Mortal(FakeEngine):
         super().__init__(seed=3)
         self.dead = self.hung = self.fails_updates = self.refused = False
         self.updates: list[int] = []
+        self.loading_s = 0.5
         if not pings:
             self.ping = None  # type: ignore[assignment, method-assign]
 
@@ -45,7 +46,7 @@ class Mortal(FakeEngine):
         if self.refused:
             raise RecipeError("the model's disk is not mounted")
         self._expect_life()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(self.loading_s)
         await super().start()
 
     async def update_weights(self, weights: Weights, /) -> WeightVersion:
@@ -79,6 +80,7 @@ class Crew:
             min_healthy=min_healthy,
             health_interval_s=1.0,
             health_timeout_s=20.0,
+            start_timeout_s=60.0,
             transfer=make_transfer("in_process"),
             on_warning=self.warnings.append,
         )
@@ -306,5 +308,20 @@ def test_a_member_that_is_refused_at_its_restart_is_tried_again() -> None:
         await asyncio.sleep(40)
         assert crew.pool.healthy == 2
         await crew.pool.close()
+
+    drive(scenario())
+
+
+def test_a_member_may_take_longer_to_start_than_to_answer() -> None:
+    async def scenario() -> None:
+        crew = Crew(1)
+        crew.made[0].loading_s = 45.0
+        await crew.begin()
+        assert crew.pool.healthy == 1 and len(crew.made) == 1
+        await crew.pool.close()
+        crew = Crew(1)
+        crew.made[0].loading_s = 75.0
+        with pytest.raises(InfrastructureFailure, match=r"start of engine 0: no answer in 60 s"):
+            await crew.pool.start()
 
     drive(scenario())

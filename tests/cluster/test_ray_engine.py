@@ -105,6 +105,7 @@ def test_a_killed_engine_costs_no_token(kind: str, model: str) -> None:
             min_healthy=1,
             health_interval_s=0.5,
             health_timeout_s=60,
+            start_timeout_s=120,
             transfer=make_transfer(kind),
             on_warning=told.append,
         )

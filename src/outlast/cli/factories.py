@@ -34,9 +34,11 @@ def unheard(_: str) -> None:
 
 
 def make_engine(recipe: Recipe, *, warn: Warn = unheard) -> GenerationEngine:
-    """One engine in this process, or a pool. Raises RecipeError."""
+    """The embedded torch engine, which dies with this process, or a pool, which makes its engines
+    again. Raises RecipeError."""
     generation = recipe.generation
-    if generation.placement == "embedded" and generation.num_engines == 1:
+    alone = generation.placement == "embedded" and generation.num_engines == 1
+    if alone and generation.engine == "torch":
         return _embedded_engine(recipe)
     from outlast.adapters.engines.pool import EnginePool
     from outlast.adapters.weight_transfer import make_transfer
@@ -51,6 +53,7 @@ def make_engine(recipe: Recipe, *, warn: Warn = unheard) -> GenerationEngine:
         min_healthy=generation.min_healthy_engines,
         health_interval_s=generation.health_interval_s,
         health_timeout_s=generation.health_timeout_s,
+        start_timeout_s=generation.start_timeout_s,
         transfer=make_transfer(weight_transfer(recipe)),
         on_warning=warn,
     )

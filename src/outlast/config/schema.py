@@ -147,7 +147,10 @@ class GenerationSection(Section):
     )
     health_interval_s: float = operational(2.0, "cadence of health probes", why=SPEED, gt=0)
     health_timeout_s: float = operational(
-        60.0, "a probe, a weight update or a restart without an answer for so long", why=BOUND, gt=0
+        60.0, "a probe or a weight update without an answer for so long", why=BOUND, gt=0
+    )
+    start_timeout_s: float = operational(
+        600.0, "from the start of an engine of a pool until it can be used", why=BOUND, gt=0
     )
     weight_transfer: Literal["auto", "in_process", "file", "ray"] = operational(
         "auto", "how weights reach the engines; auto: by placement", why="the same bytes"

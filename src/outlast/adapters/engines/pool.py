@@ -47,11 +47,15 @@ class EnginePool:
         min_healthy: int,
         health_interval_s: float,
         health_timeout_s: float,
+        start_timeout_s: float,
         transfer: WeightTransfer,
         on_warning: Callable[[str], None] = lambda message: None,
     ) -> None:
         health = Health(
-            min_healthy=min_healthy, interval_s=health_interval_s, timeout_s=health_timeout_s
+            min_healthy=min_healthy,
+            interval_s=health_interval_s,
+            timeout_s=health_timeout_s,
+            start_timeout_s=start_timeout_s,
         )
         self._members = Members(make, count=count, health=health, on_warning=on_warning)
         self._transfer = transfer

@@ -56,6 +56,7 @@ class Health:
     min_healthy: int
     interval_s: float
     timeout_s: float
+    start_timeout_s: float
 
 
 class Members:
@@ -107,7 +108,7 @@ class Members:
     async def _started(self, place: Place) -> BaseException | None:
         assert place.engine is not None
         try:
-            await self.bounded(place.engine.start(), f"the start of engine {place.number}")
+            await self._begun(place.engine, f"the start of engine {place.number}")
         except LOST as error:
             self.fell(place, error)
             return error
@@ -130,14 +131,13 @@ class Members:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _begun(self, engine: GenerationEngine, what: str) -> None:
+        """Start an engine; models take longer to load than to answer."""
+        await _within(self._health.start_timeout_s, engine.start(), what=what)
+
     async def bounded(self, work: Awaitable[R], what: str) -> R:
         """Await `work`. Raises InfrastructureFailure when it takes too long."""
-        try:
-            async with asyncio.timeout(self._health.timeout_s):
-                return await work
-        except TimeoutError as error:
-            message = f"{what}: no answer in {self._health.timeout_s:g} s"
-            raise InfrastructureFailure(message) from error
+        return await _within(self._health.timeout_s, work, what=what)
 
     async def change(self, until: float) -> bool:
         """Wait until something about the members changes; False when `until` came first."""
@@ -271,7 +271,7 @@ class Members:
     async def _mended(self, place: Place) -> bool:
         engine = self._make(place.number)
         try:
-            await self.bounded(engine.start(), f"restart of engine {place.number}")
+            await self._begun(engine, f"restart of engine {place.number}")
             await self._rejoin(place, engine)
         except (OutlastError, *LOST) as error:  # a refusal too: the other members go on
             self._warn(f"engine {place.number} did not come back: {error}")
@@ -291,6 +291,14 @@ class Members:
                 await self.bounded(engine.update_weights(self.weights), what)
             place.engine, place.serving = engine, self.weights is not None
         self.notify()
+
+
+async def _within(seconds: float, work: Awaitable[R], *, what: str) -> R:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError as error:
+        raise InfrastructureFailure(f"{what}: no answer in {seconds:g} s") from error
 
 
 async def _ended(engine: GenerationEngine) -> None:

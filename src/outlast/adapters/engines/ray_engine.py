@@ -52,6 +52,7 @@ class RayEngine:
         )
         self._settings = ray
         self._timeout_s = generation.health_timeout_s
+        self._start_timeout_s = generation.start_timeout_s
         self._ray: Any = None
         self._actor: Any = None
         self._collector: asyncio.Task[None] | None = None
@@ -81,7 +82,7 @@ class RayEngine:
             scheduling_strategy="SPREAD",
         )
         self._actor = remote.remote(self._spec)
-        await self._call("start")
+        await self._call("start", within_s=self._start_timeout_s)
         self._collector = asyncio.ensure_future(self._collect())
 
     async def close(self) -> None:
@@ -131,18 +132,19 @@ class RayEngine:
 
     # -------------------------------------------------------------------------------- calls
 
-    async def _call(self, method: str, *arguments: object) -> Any:
+    async def _call(self, method: str, *arguments: object, within_s: float | None = None) -> Any:
         """Call the actor within the deadline. Its own refusals come back as they are."""
         if self._actor is None:
             raise InvariantError(f"RayEngine.{method}: used before start()")
         if self._dead is not None:
             raise self._dead
         reference = getattr(self._actor, method).remote(*arguments)
+        seconds = within_s or self._timeout_s
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(seconds):
                 return await reference
         except TimeoutError as error:
-            message = f"engine actor: no answer to {method} in {self._timeout_s:g} s"
+            message = f"engine actor: no answer to {method} in {seconds:g} s"
             raise self._died(InfrastructureFailure(message)) from error
         except OutlastError as error:  # Ray gives its wrapper the class of what was raised
             raise getattr(error, "cause", error) from None
