@@ -52,7 +52,7 @@ def cluster(offload: ThreadOffload) -> Iterator[None]:
     asyncio.run(offload(SESSION.acquire, RAY))
     yield
     asyncio.run(offload(SESSION.release))
-    gc.collect()  # clients end here: CPython 3.11 trips over finalizers inside pytest's ast.parse
+    gc.collect()  # clients end here, not inside the summary, where ast.parse failed under 3.11
 
 
 class Planes:
