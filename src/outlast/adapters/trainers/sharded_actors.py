@@ -91,7 +91,7 @@ class RankActors:
     async def farewell(self) -> None:
         """Let ranks that are well finish what they write, in bounded time; then end all."""
         try:
-            for calls in self._beside:
+            for calls in tuple(self._beside):  # answered ones leave the list meanwhile
                 await self._answers("what it writes", calls)
             calls = self._send("leave", [()] * len(self), named={})
             await self._answers("leave", calls, limit_s=GRACE_S)
