@@ -41,6 +41,10 @@ EXACT = "rollout_checkpointing.anchor_policy=exact"
             "data_plane.checkpoint: native keeps no rows of applied steps; required: "
             "rollout_checkpointing.anchor_policy: exact",
         ),
+        (
+            [QUEUE, "data_plane.checkpoint=native", EXACT],
+            "data_plane.timeout_s: 30 s of waiting for changes to pause would eat the last",
+        ),
         (["ray.address=auto"], "ray.address: auto does nothing, this recipe runs in one process"),
     ],
 )
@@ -67,7 +71,7 @@ def test_vllm_is_not_deterministic() -> None:
         ["generation.placement=ray", "generation.num_engines=4", "ray.address=auto"],
         ["training.backend=fsdp2", "training.world_size=2"],
         [QUEUE, "data_plane.storage_units=2"],
-        [QUEUE, "data_plane.checkpoint=native", EXACT],
+        [QUEUE, "data_plane.checkpoint=native", EXACT, "data_plane.timeout_s=10"],
         ["generation.engine=vllm", "generation.vllm={max_model_len: 512}"],
     ],
 )
