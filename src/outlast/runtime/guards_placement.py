@@ -101,7 +101,7 @@ def _plane(recipe: Recipe) -> Iterator[str]:
         )
     elif plane.checkpoint == "native" and plane.timeout_s > recipe.preemption.grace_s / 2:
         yield (
-            f"data_plane.timeout_s: {plane.timeout_s:g} s of waiting for changes to pause would eat "
-            f"the last snapshot under SIGTERM; required with checkpoint native: <= half of "
+            f"data_plane.timeout_s: {plane.timeout_s:g} s of waiting for changes to pause would "
+            f"eat the last snapshot under SIGTERM; required with checkpoint native: <= half of "
             f"preemption.grace_s ({recipe.preemption.grace_s / 2:g} s)"
         )
