@@ -84,7 +84,9 @@ def fetch(payload: object) -> State:
         return _fetch_object(payload)
     if isinstance(payload, Mapping):
         return payload
-    raise InvariantError(f"weights of type {type(payload).__name__} belong to no known transfer")
+    raise InvariantError(
+        f"a weights payload of type {type(payload).__name__} is of no known transfer"
+    )
 
 
 def state_digest(state: State) -> str:

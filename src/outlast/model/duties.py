@@ -32,13 +32,14 @@ class Duties:
         self._metrics.setdefault(str(version), {})[name] = value
 
     def keep(self, versions: Collection[TrainerVersion]) -> None:
-        """Forget metrics that no ranking will ask for again: those of versions below the newest of
-        `versions`, the trainer checkpoints that stand, and not among them."""
+        """Forget metrics that nobody will ask for again: those of versions below the newest of
+        `versions`, the trainer checkpoints that stand, and not among them. The initial model always
+        stands."""
         newest = max(versions, default=TrainerVersion(0))
         self._metrics = {
             version: row
             for version, row in self._metrics.items()
-            if int(version) >= newest or int(version) in versions
+            if int(version) >= newest or int(version) in (0, *versions)
         }
 
     @property
