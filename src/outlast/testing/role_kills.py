@@ -228,7 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for death in verdict.deaths:
         if death.code is not None:
             console.print(f"{death.role.value}: {death.code}: {death.cause}", highlight=False)
-    console.print(f"{verdict.lives} lives; audit {verdict.audit or 'not reached'}", highlight=False)
+    counts = ("ok", "drawn", "trained", "dropped", "outstanding", "skipped", "repeated")
+    judged = ", ".join(f"{name} {verdict.audit[name]}" for name in counts if name in verdict.audit)
+    console.print(f"{verdict.lives} lives; audit: {judged or 'not reached'}", highlight=False)
     for violation in verdict.violations:
         console.print(f"VIOLATION {violation}", highlight=False, markup=False)
     return 70 if verdict.violations else 0
